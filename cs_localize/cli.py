@@ -1,0 +1,169 @@
+"""The command line: thin; every verb calls one public function."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.resources
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cs_localize import __version__
+from cs_localize.errors import CsLocalizeError, UsageError
+
+_ENGINES = ("vllm", "hf", "planted")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 when everything asked for is there, 2 for a usage error, 130 when interrupted, 1 otherwise.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except CsLocalizeError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the same command continues where this one stopped", 130)
+    except BrokenPipeError:
+        # Whoever read the output went away. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        return _complain(f"the package '{error.name}' is missing; install cs_localize[cpu] or cs_localize[gpu]", 1)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _complain(
+                f"the disk is full ({error.filename or 'no file named'}); free some space and run again", 1
+            )
+        raise
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"cs-localize: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cs-localize", description="Find the attention heads a language model needs for a capability."
+    )
+    parser.add_argument("--version", action="version", version=f"cs-localize {__version__}")
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    demo = verbs.add_parser("demo", help="localize six capabilities of a small real model")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="the study's folder (default: %(default)s)")
+    _add_set(demo)
+    demo.set_defaults(run=_demo)
+
+    run = verbs.add_parser("run", help="run a study; the same command continues a stopped one")
+    run.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
+    run.add_argument("--out", type=Path, help="the study's folder (default: runs/ and the file's name)")
+    _add_set(run)
+    run.set_defaults(run=_run)
+
+    ablate = verbs.add_parser("ablate", help="measure tasks with given heads or neurons scaled")
+    ablate.add_argument("--model", required=True, help="a directory, a hub id or a built-in model")
+    ablate.add_argument("--heads", required=True, help="such as L4H2,L7H0=0.5,L3N120; no factor means 0")
+    ablate.add_argument("--tasks", required=True, help="task names with commas between")
+    ablate.add_argument("--limit", type=int, help="most items a task")
+    ablate.add_argument("--seed", type=int, default=0, help="seed of the split into search and held-out items")
+    ablate.add_argument("--engine", choices=_ENGINES[:2], default="vllm", help="who answers (default: %(default)s)")
+    ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
+    ablate.add_argument("--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder)")
+    ablate.add_argument("--log-samples", type=Path, metavar="FILE", help="write every answer, one JSON object a line")
+    ablate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    ablate.set_defaults(run=_ablate)
+
+    tasks = verbs.add_parser("tasks", help="list the tasks")
+    tasks.set_defaults(run=_tasks)
+    models = verbs.add_parser("models", help="list the built-in models")
+    models.set_defaults(run=_models)
+
+    doctor = verbs.add_parser("doctor", help="check this installation and prove that ablations take effect")
+    doctor.add_argument("--model", default="smollm2-135m-instruct", help="model to prove it on (default: %(default)s)")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", help="override an option of the study; may be repeated"
+    )
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    with importlib.resources.as_file(importlib.resources.files("cs_localize") / "demo.yaml") as study:
+        return _run_study(study, arguments.out, arguments.set, ["cs-localize", "demo", *_out_and_set(arguments)])
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    out = arguments.out or Path("runs") / arguments.study.stem
+    command = ["cs-localize", "run", str(arguments.study), *_out_and_set(arguments)]
+    return _run_study(arguments.study, out, arguments.set, command)
+
+
+def _out_and_set(arguments: argparse.Namespace) -> list[str]:
+    out = [] if arguments.out is None else ["--out", str(arguments.out)]
+    return out + [part for override in arguments.set for part in ("--set", override)]
+
+
+def _run_study(study: Path, out: Path, overrides: list[str], command: list[str]) -> int:
+    from cs_localize.config import load_study
+    from cs_localize.report import summary_lines
+    from cs_localize.study import run_study
+
+    result = run_study(load_study(study, tuple(overrides)), out, command)
+    print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
+    print(f"\nreport: {result.report}")
+    return 0
+
+
+def _ablate(arguments: argparse.Namespace) -> int:
+    from cs_localize.ablate import ablate, effects_json, effects_table
+    from cs_localize.config import EngineConfig
+    from cs_localize.heads import Ablation
+    from cs_localize.models import home
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise UsageError(f"--workers {arguments.workers}: at least 1 is needed")
+    effects = ablate(
+        arguments.model,
+        Ablation.decode(arguments.heads),
+        [name for name in arguments.tasks.split(",") if name],
+        limit=arguments.limit,
+        seed=arguments.seed,
+        engine=EngineConfig(name=arguments.engine, workers=arguments.workers),
+        ledger=arguments.ledger or home() / "ledger",
+        samples=arguments.log_samples,
+    )
+    print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
+    return 0
+
+
+def _tasks(arguments: argparse.Namespace) -> int:
+    from cs_localize.tasks import get_task, task_names
+
+    for name in task_names():
+        task = get_task(name)
+        print(f"{name:<12} {len(task.questions):>5} questions   {task.description}")
+    return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from cs_localize.models import known_models
+
+    for name, description, cached in known_models():
+        print(f"{name:<24} {'ready' if cached else 'to be made':<12} {description}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from cs_localize.doctor import diagnose
+
+    return 0 if diagnose(arguments.model, sys.stdout) else 1

@@ -1,0 +1,241 @@
+"""The study file: everything a user can choose, validated before anything is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from cs_localize.errors import UsageError
+
+
+class _Section(BaseModel):
+    """Unknown keys are errors: a misspelt option must not be ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(_Section):
+    """Which engine answers the requests, and how many of them."""
+
+    name: Literal["vllm", "hf", "planted"] = Field("vllm", description="The engine.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="Number format of weights; auto: the model's."
+    )
+    workers: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Engines, one Ray actor each. Default: one a GPU, or one a core up to two on a CPU."
+    )
+    threads: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="CPU cores of one engine. Default: the machine's cores shared evenly."
+    )
+    unit_tokens: int = Field(6000, ge=1, description="Tokens of one work unit; what an interruption can lose.")
+    max_num_seqs: int = Field(128, ge=1, le=4096, description="Most requests in one vLLM step.")
+    block_size: int = Field(
+        32, ge=16, description="Tokens of one KV-cache block; shorter shared prefixes are computed again."
+    )
+    neuron_slots: int = Field(24, ge=1, le=1024, description="Most different neuron ablations in one vLLM step.")
+    eager: bool = Field(True, description="Skip compilation: slower steps, much faster start.")
+    kv_cache_gib: float = Field(1.0, gt=0, description="KV cache of one CPU engine in GiB.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory vLLM may take.")
+    trust_remote_code: bool = Field(False, description="Let the model's repository run its own Python code.")
+    planted: dict[str, Any] = Field(default_factory=dict, description="Options of the planted engine.")
+
+
+class PilotConfig(_Section):
+    """A small look at every layer, to spare the fragile ones."""
+
+    requests_a_layer: int = Field(2, ge=0, description="Requests a layer and task; 0 turns the pilot off.")
+    heads_a_mask: int = Field(3, ge=1, description="Heads of the layer knocked out together.")
+
+
+class DesignConfig(_Section):
+    """Which heads go off together in which request."""
+
+    kind: Literal["balanced", "bernoulli"] = Field("balanced", description="How masks are drawn.")
+    unit: Literal["request", "block"] = Field(
+        "request", description="A mask for every request, or for a block of items."
+    )
+    block: int = Field(8, ge=1, description="Items asked under one mask when unit is block.")
+    requests: int = Field(900, ge=1, description="Masked search requests a task, the pilot's included.")
+    density: float = Field(0.06, gt=0, le=0.5, description="Share of heads knocked out in a layer that is not fragile.")
+    fragile_density: float = Field(0.015, gt=0, le=0.5, description="The same in a fragile layer.")
+    pilot: PilotConfig = PilotConfig()
+
+
+class SolverConfig(_Section):
+    """From outcomes to effects."""
+
+    name: Literal["lasso", "cvxpy"] = Field("lasso", description="The sparse-recovery solver.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
+
+
+class SelectConfig(_Section):
+    """How many heads to name, on search items alone."""
+
+    candidates: int = Field(10, ge=1, description="Heads of the ranking that are zeroed together, k = 1 up to this.")
+    items: int = Field(24, ge=2, description="Search items a task that this is measured on.")
+    limit: int = Field(5, ge=1, description="Most heads to name.")
+    share: float = Field(
+        0.8, gt=0, le=1, description="Name the smallest k that reaches this share of the damage of all candidates."
+    )
+    bootstrap: int = Field(200, ge=1, description="Resamples behind the intervals of effects.")
+
+    @model_validator(mode="after")
+    def _limit_within_candidates(self) -> SelectConfig:
+        if self.limit > self.candidates:
+            raise ValueError(f"limit ({self.limit}) cannot exceed candidates ({self.candidates})")
+        return self
+
+
+class ConfirmConfig(_Section):
+    """Held-out confirmation with the tasks' own metrics."""
+
+    enabled: bool = Field(True, description="Run the confirmation.")
+    random_draws: int = Field(19, ge=0, description="Draws of random heads from the same layers.")
+    random_on: Literal["target", "all"] = Field("all", description="Tasks that random heads are measured on.")
+    curve: int = Field(10, ge=0, description="Knockout curve up to this many heads.")
+    bootstrap: int = Field(2000, ge=100, description="Resamples behind the intervals of drops.")
+
+
+class CrosscheckConfig(_Section):
+    """Heads against the FFN neurons that CNL finds."""
+
+    enabled: bool = Field(True, description="Run the cross-check.")
+    tasks: tuple[str, ...] | None = Field(None, description="Tasks to cross-check. Default: all of the study.")
+    items: int = Field(24, ge=2, description="Search items that neurons are located on.")
+    zeroed_items: int = Field(6, ge=1, description="Of these, items attributed again with heads zeroed.")
+    steps: int = Field(19, ge=1, description="S, steps of the integral; S + 1 points are evaluated.")
+    sigma: float = Field(6.0, gt=0, description="Keep neurons this many standard deviations above the mean.")
+    random_draws: int = Field(19, ge=1, description="Draws of random neurons, same number in every layer.")
+    random_on: Literal["target", "all"] = Field("all", description="Tasks that random neurons are measured on.")
+    dose: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (1, 2, 5, 10, 20, 50, 100), description="Neuron counts of the dose curve."
+    )
+
+
+class StudyConfig(_Section):
+    """One study: a model, its capabilities, and how they are localized."""
+
+    model: str = Field(min_length=1, description="A directory, a hub id or a built-in model name.")
+    tasks: tuple[str, ...] = Field(min_length=1, description="Capabilities to localize; each controls the others.")
+    controls: tuple[str, ...] = Field((), description="Tasks that are only measured, at confirmation.")
+    search_items: int | None = Field(None, ge=1, description="Search items a task. Default: half of its items.")
+    held_out_items: int | None = Field(None, ge=1, description="Held-out items a task. Default: the other half.")
+    seed: int = Field(0, ge=0, description="Seed of splits, masks and resamples.")
+    ledger: str | None = Field(
+        None, description="Folder of measured outcomes shared by studies. Default: the study's own."
+    )
+    engine: EngineConfig = EngineConfig()
+    design: DesignConfig = DesignConfig()
+    solver: SolverConfig = SolverConfig()
+    select: SelectConfig = SelectConfig()
+    confirm: ConfirmConfig = ConfirmConfig()
+    crosscheck: CrosscheckConfig = CrosscheckConfig()
+
+    @field_validator("tasks", "controls")
+    @classmethod
+    def _no_duplicates(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} is listed twice")
+        return names
+
+    @model_validator(mode="after")
+    def _tasks_and_controls_apart(self) -> StudyConfig:
+        both = sorted(set(self.tasks) & set(self.controls))
+        if both:
+            raise ValueError(
+                f"{', '.join(both)} is both in tasks and in controls; a task of the study is a control already"
+            )
+        if self.crosscheck.enabled and not (self.confirm.enabled and self.confirm.random_draws):
+            raise ValueError("the cross-check needs the confirmation with random draws; set crosscheck.enabled: false")
+        unknown = sorted(set(self.crosscheck.tasks or ()) - set(self.tasks))
+        if unknown:
+            raise ValueError(f"crosscheck.tasks names {', '.join(unknown)}, which is not in tasks")
+        return self
+
+
+def parse_study(data: object, source: str = "study") -> StudyConfig:
+    """Validates a study.
+
+    Args:
+        data: what the YAML holds.
+        source: what to call it in messages.
+
+    Raises:
+        UsageError: one line naming the first thing that is wrong.
+    """
+    if not isinstance(data, dict):
+        raise UsageError(f"{source}: expected 'key: value' lines such as 'model: smollm2-135m-instruct'")
+    try:
+        return StudyConfig.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"{source}: {_first_problem(error)}") from None
+
+
+def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
+    """Reads a study file and applies ``a.b=c`` overrides, whose values are read as YAML.
+
+    Raises:
+        UsageError: if the file is missing, is not YAML or does not describe a study.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no study file at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not valid YAML: {_one_line(error)}") from None
+    if isinstance(data, dict):
+        data = apply_overrides(data, overrides)
+    return parse_study(data, str(path))
+
+
+def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """A copy of the mapping with every ``a.b=c`` set.
+
+    Raises:
+        UsageError: if an override is not of that form or goes through something that is not a section.
+    """
+    result = dict(data)
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not all(path.split(".")):
+            raise UsageError(f"--set {override}: write it as section.option=value, for example design.requests=600")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {override}: the value is not valid YAML: {_one_line(error)}") from None
+        *sections, option = path.split(".")
+        target = result
+        for section in sections:
+            inner = target.get(section)
+            if inner is not None and not isinstance(inner, dict):
+                raise UsageError(f"--set {override}: '{section}' is not a section")
+            target[section] = target = dict(inner or {})
+        target[option] = value
+    return result
+
+
+def dump_study(study: StudyConfig) -> str:
+    """The study as YAML, every default written out."""
+    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"unknown option '{where}'{more}"
+    if first["type"] == "missing":
+        return f"'{where}' is required{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"'{where}': {message}{more}" if where else f"{message}{more}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

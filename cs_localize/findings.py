@@ -1,0 +1,263 @@
+"""What a study writes: heads.json, confirm.json, crosscheck.json. Also the schema a service would speak."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cs_localize.errors import CsLocalizeError
+
+Interval = tuple[float, float]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Provenance(_File):
+    """Where a finding comes from."""
+
+    version: str = Field(description="Version of cs_localize.")
+    command: str = Field(description="The command that makes this study again.")
+    engine: str = Field(description="Fingerprint of the engine: model content, dtype, engine and version, settings.")
+    model_fingerprint: str = Field(description="Hash of the model's files.")
+    seed: int = Field(description="Seed of splits, masks and resamples.")
+    packages: dict[str, str] = Field(description="Versions of the packages the measurement depends on.")
+
+
+class RankedHead(_File):
+    """One head in the ranking of a task."""
+
+    head: str = Field(description="The head, such as L16H21.")
+    effect: float = Field(description="Score lost when it is knocked out, in nats a request (solver's estimate).")
+    interval: Interval | None = Field(description="95% bootstrap interval of the effect; null below the candidates.")
+    specificity: float = Field(description="Effect in spreads of this task, minus that of the control it hurts most.")
+    specificity_mean: float = Field(description="The same against the mean of the controls.")
+    strongest_control: str | None = Field(description="The control it hurts most; null where a task has none.")
+
+
+class TaskFinding(_File):
+    """The heads of one task."""
+
+    named: list[str] = Field(
+        description="Heads the task depends on, most specific first; empty if none could be shown."
+    )
+    reason: str = Field(description="Why this many heads are named.")
+    ranking: list[RankedHead] = Field(description="All heads, most specific first.")
+    search_curve: list[float] = Field(
+        description="Mean score lost on search items with the first k heads zeroed, k = 0, 1, …."
+    )
+    baseline_score: float = Field(
+        description="Mean log-probability of the reference answer on search items, unablated."
+    )
+    baseline_accuracy: float = Field(
+        description="Share of search items with every answer token ranked first, unablated."
+    )
+    items: int = Field(description="Search items.")
+    tests_a_head: float = Field(description="Smallest number of masked requests in which a head was off.")
+    requests: int = Field(
+        description="Masked search requests spent on this task, pilot and counting of heads included."
+    )
+    baseline_requests: int = Field(description="Unablated requests on search items.")
+    tokens: int = Field(description="Tokens of all search requests of this task.")
+    fit: float = Field(description="Correlation of predicted and measured damage on held-back masks.")
+
+
+class HeadsFile(_File):
+    """heads.json: the finding of a study, every task."""
+
+    schema_: Literal[1] = Field(1, alias="schema", description="Version of this file's layout.")
+    model: str = Field(description="The model as the study named it.")
+    layers: int = Field(description="Decoder layers.")
+    heads: int = Field(description="Query heads a layer.")
+    kv_heads: int = Field(description="Key/value heads a layer.")
+    solver: str = Field(description="The solver.")
+    tasks: dict[str, TaskFinding] = Field(description="Findings by task.")
+    universal: list[str] = Field(description="Heads that hurt every capability, worst first; never named for a task.")
+    fragile_layers: list[int] = Field(description="Layers in which the pilot made the design knock out fewer heads.")
+    sweep_requests: int = Field(description="Requests a sweep of every head on the same items would cost a task.")
+    warnings: list[str] = Field(description="What a reader should know before trusting this.")
+    provenance: Provenance = Field(description="Where this comes from.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Drop(_File):
+    """Accuracy lost by a task under one ablation, on held-out items."""
+
+    accuracy: float = Field(description="Accuracy under the ablation, 0 to 1.")
+    drop: float = Field(description="Baseline accuracy minus accuracy.")
+    ci: Interval = Field(description="95% paired bootstrap interval of the drop.")
+    p: float = Field(description="Exact McNemar p-value, two-sided.")
+    p_holm: float = Field(description="The same, Holm-corrected over the matrix.")
+
+
+class RandomHeads(_File):
+    """Random heads of the same layers, without the named ones."""
+
+    mean_drop: float = Field(description="Mean drop of the target over the draws.")
+    draws: list[float] = Field(description="Drop of the target in every draw.")
+    heads: list[list[str]] = Field(description="The heads of every draw.")
+    controls: list[float] = Field(description="Mean drop of the controls in every draw; empty if not measured.")
+
+
+class ConfirmFile(_File):
+    """confirm.json: does it hold on items the search never saw, with the task's own metric?"""
+
+    schema_: Literal[1] = Field(1, alias="schema", description="Version of this file's layout.")
+    items: dict[str, int] = Field(description="Held-out items by task.")
+    baseline: dict[str, float] = Field(description="Accuracy of the unmodified model by task.")
+    baseline_ci: dict[str, Interval] = Field(description="95% Wilson interval of the baseline.")
+    matrix: dict[str, dict[str, Drop]] = Field(description="By task whose heads are zeroed, then by task measured.")
+    universal: dict[str, Drop] = Field(
+        description="Every task with the universal heads zeroed; empty if there are none."
+    )
+    contrast: dict[str, tuple[float, float, float]] = Field(
+        description="By task: drop of the target minus mean drop of its controls, with its 95% interval."
+    )
+    random: dict[str, RandomHeads] = Field(description="Random heads by task.")
+    curve: dict[str, list[float]] = Field(
+        description="Accuracy with the first k heads of the ranking zeroed, k = 0, 1, …."
+    )
+    control_curve: dict[str, list[float]] = Field(description="Mean accuracy of the controls under the same ablations.")
+    noise: float = Field(description="Share of graded answers that differ between two unablated runs.")
+    requests: int = Field(description="Requests of the confirmation.")
+    tokens: int = Field(description="Their tokens.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class OverlapMeasure(_File):
+    """Agreement of the neuron sets of two disjoint halves of the items."""
+
+    max: float = Field(description="|A and B| / max(|A|, |B|).")
+    min: float = Field(description="|A and B| / min(|A|, |B|).")
+    iou: float = Field(description="|A and B| / |A or B|.")
+    chance: float = Field(description="Expected |A and B| / max(|A|, |B|) of random sets of these sizes.")
+
+
+class NeuronSet(_File):
+    """The neurons CNL locates for a task."""
+
+    count: int = Field(description="Neurons located.")
+    ratio: float = Field(description="Share of all FFN neurons.")
+    rule: str = Field(description="How they were kept.")
+    neurons: list[str] = Field(description="The neurons, highest attribution first.")
+    items: int = Field(description="Items they were located on.")
+    completeness: float = Field(
+        description="Correlation of a layer's attribution sum with p(w) - p(0), over layers and tokens."
+    )
+    overlap: OverlapMeasure = Field(description="Agreement of two disjoint halves of the items.")
+    knowledge_neurons: OverlapMeasure = Field(description="The same for KN sets of single items: mean over pairs.")
+    attribution_with_heads_zeroed: float = Field(
+        description="Summed attribution of these neurons with the named heads zeroed, as a share of the unmodified."
+    )
+    random_attribution_with_heads_zeroed: float = Field(
+        description="The same with random heads of the same layers zeroed."
+    )
+
+
+class ConditionDrop(_File):
+    """One task under one condition of the cross-check."""
+
+    accuracy: float = Field(description="Accuracy, 0 to 1; mean over draws for random neurons.")
+    drop: float = Field(description="Baseline accuracy minus accuracy.")
+    ci: Interval = Field(description="95% interval of the drop: paired bootstrap, over draws for random neurons.")
+
+
+class ImpactOnPerformance(_File):
+    """IPP: accuracy under the ablation minus the best accuracy over the random draws; more negative is stronger."""
+
+    heads: float = Field(description="For the named heads, against random heads.")
+    neurons: float = Field(description="For the located neurons, against random neurons.")
+
+
+class DosePoint(_File):
+    """One point of the dose curve."""
+
+    neurons: int = Field(description="Neurons zeroed, highest attribution first.")
+    target: float = Field(description="Accuracy of the target.")
+    controls: float = Field(description="Mean accuracy of the controls.")
+
+
+class TaskCrosscheck(_File):
+    """Heads against neurons for one task."""
+
+    neurons: NeuronSet = Field(description="The located neurons.")
+    conditions: dict[str, dict[str, ConditionDrop]] = Field(
+        description="By condition (heads, neurons, both, random_neurons), then by task measured."
+    )
+    ipp: ImpactOnPerformance = Field(description="Impact on performance on the target.")
+    dose: list[DosePoint] = Field(description="Damage against the number of neurons.")
+    verdict: str = Field(description="The comparison in one sentence.")
+
+
+class CrosscheckFile(_File):
+    """crosscheck.json: the named heads against the neurons CNL locates for the same task."""
+
+    schema_: Literal[1] = Field(1, alias="schema", description="Version of this file's layout.")
+    tasks: dict[str, TaskCrosscheck] = Field(description="By task.")
+    requests: int = Field(description="Requests of the cross-check.")
+    tokens: int = Field(description="Their tokens.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+FileT = TypeVar("FileT", HeadsFile, ConfirmFile, CrosscheckFile)
+
+
+def dump_file(value: BaseModel) -> str:
+    """The canonical text: equal findings are equal byte for byte. Floats keep six significant digits."""
+    data = _rounded(value.model_dump(mode="json", by_alias=True))
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_file(path: Path, value: BaseModel) -> None:
+    """Writes atomically: a reader sees the old file or the new one."""
+    write_text(path, dump_file(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically: a reader sees the old one or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: Path, kind: type[FileT]) -> FileT:
+    """Reads one of the files.
+
+    Raises:
+        CsLocalizeError: if it is missing, unreadable or of another schema version.
+    """
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CsLocalizeError(f"{path} does not exist; run the study first") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CsLocalizeError(f"cannot read {path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = ": ".join(filter(None, (".".join(str(part) for part in first["loc"]), first["msg"])))
+        raise CsLocalizeError(f"{path} is not a valid {kind.__name__}: {problem}") from None
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") + 0.0  # -0.0 and 0.0 print alike
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return value

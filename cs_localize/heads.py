@@ -1,0 +1,220 @@
+"""Heads, neurons and ablations: immutable values that name parts of a model and what is done to them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from cs_localize.errors import UsageError
+
+_HEAD = re.compile(r"L(\d+)H(\d+)")
+_NEURON = re.compile(r"L(\d+)N(\d+)")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Head:
+    """A query head, printed and parsed as ``L16H21``. Layers and heads count from 0."""
+
+    layer: int
+    head: int
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        """Reads ``L16H21``.
+
+        Raises:
+            UsageError: if the text is not of that form.
+        """
+        match = _HEAD.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"'{text}' is not a head; write heads as L<layer>H<head>, for example L16H21")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Neuron:
+    """An FFN neuron: one entry of the input of ``down_proj``, printed and parsed as ``L3N120``."""
+
+    layer: int
+    neuron: int
+
+    @classmethod
+    def parse(cls, text: str) -> Neuron:
+        """Reads ``L3N120``.
+
+        Raises:
+            UsageError: if the text is not of that form.
+        """
+        match = _NEURON.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"'{text}' is not a neuron; write neurons as L<layer>N<neuron>, for example L3N120")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"L{self.layer}N{self.neuron}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The geometry an ablation refers to, read from the model's own config.
+
+    Attributes:
+        layers: decoder layers.
+        heads: query heads a layer.
+        kv_heads: key/value heads a layer; query heads ``[g * heads / kv_heads, ...)`` share KV head ``g``.
+        head_dim: width of one head, which need not be hidden size / heads.
+        ffn: width of the FFN hidden vector, the input of ``down_proj``.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn) < 1:
+            raise UsageError(f"a model needs at least one of everything: {self}")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"{self.heads} query heads cannot share {self.kv_heads} KV heads evenly")
+
+    @property
+    def n_heads(self) -> int:
+        """All query heads of the model: layers x heads."""
+        return self.layers * self.heads
+
+    @property
+    def n_neurons(self) -> int:
+        """All FFN neurons of the model: layers x ffn."""
+        return self.layers * self.ffn
+
+    def index(self, head: Head) -> int:
+        """Position of a head in every array over heads: layer by layer.
+
+        Raises:
+            UsageError: if the model has no such head.
+        """
+        self.check_head(head)
+        return head.layer * self.heads + head.head
+
+    def head(self, index: int) -> Head:
+        """The head at a position of an array over heads; the inverse of ``index``."""
+        if not 0 <= index < self.n_heads:
+            raise UsageError(f"head index {index} is outside 0..{self.n_heads - 1}")
+        return Head(*divmod(int(index), self.heads))
+
+    def all_heads(self) -> Iterator[Head]:
+        """Every head, in array order."""
+        return (self.head(i) for i in range(self.n_heads))
+
+    def kv_group(self, head: Head) -> tuple[Head, ...]:
+        """The query heads that read the same KV head, the given one included."""
+        self.check_head(head)
+        width = self.heads // self.kv_heads
+        first = head.head // width * width
+        return tuple(Head(head.layer, h) for h in range(first, first + width))
+
+    def check_head(self, head: Head) -> None:
+        """Raises UsageError if the model has no such head."""
+        if not (0 <= head.layer < self.layers and 0 <= head.head < self.heads):
+            raise UsageError(
+                f"{head} is out of range: this model has layers 0..{self.layers - 1} and heads 0..{self.heads - 1}"
+            )
+
+    def check_neuron(self, neuron: Neuron) -> None:
+        """Raises UsageError if the model has no such neuron."""
+        if not (0 <= neuron.layer < self.layers and 0 <= neuron.neuron < self.ffn):
+            raise UsageError(
+                f"{neuron} is out of range: this model has layers 0..{self.layers - 1} and neurons 0..{self.ffn - 1}"
+            )
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What is changed in one forward pass; the empty ablation is the baseline.
+
+    Build with ``Ablation.of``; the constructor expects sorted, duplicate-free tuples.
+
+    Attributes:
+        heads: pairs of a head and the factor its output is scaled by; 0 knocks it out.
+        neurons: pairs of a neuron and the factor its activation is scaled by.
+    """
+
+    heads: tuple[tuple[Head, float], ...] = ()
+    neurons: tuple[tuple[Neuron, float], ...] = ()
+
+    @classmethod
+    def of(cls, heads: Iterable[Head] = (), neurons: Iterable[Neuron] = (), scale: float = 0.0) -> Ablation:
+        """Scales the given heads and neurons by one factor, by default to 0.
+
+        A factor of 1 changes nothing and leaves them out, so that equal interventions have equal keys.
+        """
+        if scale == 1.0:
+            return cls()
+        return cls(
+            heads=tuple((h, float(scale)) for h in sorted(set(heads))),
+            neurons=tuple((n, float(scale)) for n in sorted(set(neurons))),
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> Ablation:
+        """Reads what ``encode`` wrote, and what a user types: ``L4H2,L7H0=0.5,L3N10``; no factor means 0.
+
+        Raises:
+            UsageError: on a malformed entry or one given twice.
+        """
+        heads: dict[Head, float] = {}
+        neurons: dict[Neuron, float] = {}
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            name, _, factor = entry.partition("=")
+            try:
+                scale = float(factor) if factor else 0.0
+            except ValueError:
+                raise UsageError(f"'{entry}': the factor after '=' must be a number") from None
+            if scale != scale or scale in (float("inf"), float("-inf")):
+                raise UsageError(f"'{entry}': the factor after '=' must be finite")
+            if _NEURON.fullmatch(name):
+                neuron = Neuron.parse(name)
+                duplicate = neuron in neurons
+                neurons[neuron] = scale
+            else:
+                head = Head.parse(name)
+                duplicate = head in heads
+                heads[head] = scale
+            if duplicate:
+                raise UsageError(f"{name} is given twice")
+        return cls(
+            heads=tuple(sorted((h, s) for h, s in heads.items() if s != 1.0)),
+            neurons=tuple(sorted((n, s) for n, s in neurons.items() if s != 1.0)),
+        )
+
+    def encode(self) -> str:
+        """Canonical text: equal ablations, and only those, have equal text. Empty for the baseline."""
+        entries = [*self.heads, *self.neurons]
+        return ",".join(f"{unit}" if scale == 0.0 else f"{unit}={scale!r}" for unit, scale in entries)
+
+    @cached_property
+    def key(self) -> str:
+        """Content hash (32 hex digits), the same in every process and version."""
+        return hashlib.sha256(self.encode().encode()).hexdigest()[:32]
+
+    @property
+    def empty(self) -> bool:
+        """Whether this is the baseline."""
+        return not self.heads and not self.neurons
+
+    def check(self, shape: ModelShape) -> None:
+        """Raises UsageError if the model lacks one of the heads or neurons."""
+        for head, _ in self.heads:
+            shape.check_head(head)
+        for neuron, _ in self.neurons:
+            shape.check_neuron(neuron)
+
+    def __str__(self) -> str:
+        return self.encode() or "none"

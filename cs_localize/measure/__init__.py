@@ -1,0 +1,4 @@
+"""Asking the model: engines, the Ray fleet, and the ledger of outcomes."""
+
+INTERVENTION_VERSION = 1
+"""Raised whenever an engine's outcome for the same request may change; part of every ledger key."""

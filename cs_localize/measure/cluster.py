@@ -1,0 +1,125 @@
+"""The Ray that workers run on: a local one of our own, or a cluster that is already there."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+from types import TracebackType
+from typing import Any
+
+from cs_localize.errors import UsageError
+from cs_localize.measure.spec import EngineSpec
+
+_OBJECT_STORE_BYTES = 128 * 2**20
+"""Units and outcomes are small; Ray's own default would reserve a third of the memory."""
+
+
+class RaySession:
+    """A connection to Ray for the time of a ``with`` block.
+
+    An address, or ``RAY_ADDRESS`` as it is set within a Ray job, means the cluster there. Otherwise a Ray of our own is
+    started on this machine, reachable from this machine alone, and ended with the block. Where the process is connected
+    already, that connection is used and left alone, so sessions may be nested.
+
+    Args:
+        address: a running cluster, ``auto`` for the one of this machine.
+
+    Raises:
+        UsageError: on entering, if there is no cluster at the address.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS") or None
+        self._owned = False
+
+    def __enter__(self) -> RaySession:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if self._address is None:
+            # Ray, which asks no password, then listens on the loopback interface alone; read when Ray is imported.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        import ray
+
+        if ray.is_initialized():
+            return self
+        if self._address is None:
+            ray.init(
+                address="local",
+                num_cpus=len(os.sched_getaffinity(0)),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
+        else:
+            try:
+                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise UsageError(
+                    f"no Ray cluster answers at '{self._address}' ({' '.join(str(error).split())[:200]}); "
+                    "unset RAY_ADDRESS to run on this machine"
+                ) from None
+        self._owned = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owned:
+            import ray
+
+            self._owned = False
+            ray.shutdown()
+
+
+def worker_environment(spec: EngineSpec, threads: int) -> dict[str, str]:
+    """Environment of a worker's process; set before it starts, since torch and vLLM read it on import."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(spec.resources.get("kv_cache_gib", 1))),
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+
+
+def check_room(workers: int, threads: int, gpus: float) -> None:
+    """Raises UsageError if the connected cluster could not hold the workers even when nothing else ran on it."""
+    ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_room(resources, threads, gpus) for resources in machines)
+    if room < workers:
+        have = "; ".join(map(_resources, machines))
+        raise UsageError(
+            f"{workers} worker{'s' if workers > 1 else ''} with {_wanted(threads, gpus)} each were asked for, but "
+            f"there is room for {room} (machines: {have}); set engine.workers or engine.threads lower"
+        )
+
+
+def describe_shortage(threads: int, gpus: float) -> str:
+    """What a worker waits for and what the cluster has free, for messages."""
+    ray: Any = importlib.import_module("ray")
+    return f"each asks for {_wanted(threads, gpus)}; free in the cluster now: {_resources(ray.available_resources())}"
+
+
+def _room(resources: dict[str, float], threads: int, gpus: float) -> int:
+    by_cores = math.floor(resources.get("CPU", 0) / threads)
+    return by_cores if not gpus else min(by_cores, math.floor(resources.get("GPU", 0) / gpus))
+
+
+def _wanted(threads: int, gpus: float) -> str:
+    cores = f"{threads} core{'s' if threads > 1 else ''}"
+    return f"{cores} and {gpus:g} GPU" if gpus else cores
+
+
+def _resources(resources: dict[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} cores, {resources.get('GPU', 0):g} GPUs"

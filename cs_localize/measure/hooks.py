@@ -1,0 +1,161 @@
+"""Switching heads and neurons off in a transformers decoder, a different ablation for every row, and proof of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from cs_localize.errors import MeasurementError
+from cs_localize.heads import Ablation, ModelShape
+
+_PreHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+@dataclass
+class _Site:
+    """One projection whose input is scaled: ``o_proj`` for heads, ``down_proj`` for neurons."""
+
+    name: str
+    layer: int
+    module: torch.nn.Linear
+    width: int
+    scale: torch.Tensor | None = None
+    calls: int = 0
+
+
+class AblationHooks:
+    """Forward pre-hooks on every ``o_proj`` and ``down_proj`` of a decoder.
+
+    The input of ``o_proj`` is ``[rows, tokens, heads * head_dim]`` with the query heads side by side, also where they
+    share KV heads, so scaling a slice of it scales exactly that query head. The input of ``down_proj`` is
+    ``[rows, tokens, ffn]``, one entry a neuron.
+
+    Attributes:
+        forwards: forward passes proven so far.
+        calls: hook calls proven so far.
+    """
+
+    def __init__(self, model: torch.nn.Module, shape: ModelShape) -> None:
+        """Finds the projections, checks their geometry and attaches the hooks.
+
+        Args:
+            model: a decoder of transformers.
+            shape: the geometry that ablations refer to.
+
+        Raises:
+            MeasurementError: if a layer lacks one of the projections, has it twice, or it has another width.
+        """
+        self.forwards = 0
+        self.calls = 0
+        self._shape = shape
+        self._heads = _sites(model, "o_proj", shape.layers, shape.heads * shape.head_dim)
+        self._neurons = _sites(model, "down_proj", shape.layers, shape.ffn)
+        self._rows: int | None = None
+        self._handles = [site.module.register_forward_pre_hook(self._hook(site)) for site in self._all()]
+
+    def remove(self) -> None:
+        """Detaches the hooks from the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def applied(self, ablations: Sequence[Ablation]) -> Iterator[None]:
+        """Scales heads and neurons in every forward pass inside the block; row ``i`` gets ``ablations[i]``.
+
+        Raises:
+            UsageError: if an ablation names a head or neuron the model lacks.
+            MeasurementError: if another block is active.
+        """
+        if self._rows is not None:
+            raise MeasurementError("ablations are already applied to this model; one block at a time")
+        for ablation in ablations:
+            ablation.check(self._shape)
+        try:
+            self._rows = len(ablations)
+            for row, ablation in enumerate(ablations):
+                self._set_row(row, ablation)
+            yield
+        finally:
+            self._rows = None
+            for site in self._all():
+                site.scale = None
+
+    @contextmanager
+    def proven(self, first_layer: int = 0) -> Iterator[None]:
+        """Counts the hooks of one forward pass, which the block must consist of.
+
+        Args:
+            first_layer: the pass runs this layer and all after it, and none before.
+
+        Raises:
+            MeasurementError: if the hook of a layer did not run exactly once, so the pass may not have been ablated.
+        """
+        for site in self._all():
+            site.calls = 0
+        yield
+        for site in self._all():
+            expected = int(site.layer >= first_layer)
+            if site.calls != expected:
+                raise MeasurementError(
+                    f"{site.name} was called {site.calls} times in one forward pass, expected {expected}; "
+                    "this model does not run its projections as modules, so it cannot be ablated"
+                )
+            self.calls += site.calls
+        self.forwards += 1
+
+    def _all(self) -> list[_Site]:
+        return [*self._heads, *self._neurons]
+
+    def _set_row(self, row: int, ablation: Ablation) -> None:
+        width = self._shape.head_dim
+        for head, factor in ablation.heads:
+            scale = self._scale_of(self._heads[head.layer])
+            scale[row, :, head.head * width : (head.head + 1) * width] = factor
+        for neuron, factor in ablation.neurons:
+            self._scale_of(self._neurons[neuron.layer])[row, :, neuron.neuron] = factor
+
+    def _scale_of(self, site: _Site) -> torch.Tensor:
+        if site.scale is None:
+            weight = site.module.weight
+            site.scale = torch.ones(self._rows or 0, 1, site.width, dtype=weight.dtype, device=weight.device)
+        return site.scale
+
+    def _hook(self, site: _Site) -> _PreHook:
+        def scale_input(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+            site.calls += 1
+            if self._rows is None:
+                return None
+            if len(inputs) != 1 or inputs[0].dim() != 3 or inputs[0].shape[0] != self._rows:
+                shapes = [tuple(value.shape) for value in inputs]
+                raise MeasurementError(f"{site.name} got {shapes}, expected [{self._rows} rows, tokens, {site.width}]")
+            return None if site.scale is None else (inputs[0] * site.scale,)
+
+        return scale_input
+
+
+def _sites(model: torch.nn.Module, name: str, layers: int, width: int) -> list[_Site]:
+    """The projections of one kind in layer order, checked."""
+    found: dict[int, _Site] = {}
+    for path, module in model.named_modules():
+        match = _LAYER.search(f".{path}")
+        if match is None or path.rpartition(".")[2] != name:
+            continue
+        layer = int(match[1])
+        if layer in found:
+            raise MeasurementError(f"layer {layer} has two {name}: {found[layer].name} and {path}")
+        in_features = getattr(module, "in_features", None)
+        if not isinstance(module, torch.nn.Linear) or in_features != width:
+            raise MeasurementError(f"{path} ({type(module).__name__}) takes {in_features} inputs, expected {width}")
+        found[layer] = _Site(path, layer, module, width)
+    if sorted(found) != list(range(layers)):
+        missing = sorted(set(range(layers)) - set(found))
+        what = f"none in layers {missing}" if missing else f"it has {len(found)} layers instead of {layers}"
+        raise MeasurementError(
+            f"expected one {name} in each of {layers} decoder layers of {type(model).__name__}: {what}"
+        )
+    return [found[layer] for layer in range(layers)]

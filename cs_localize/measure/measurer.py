@@ -1,0 +1,191 @@
+"""Measuring as the rooms after this one see it: the ledger first, the fleet for what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from cs_localize.errors import MeasurementError
+from cs_localize.heads import Ablation
+from cs_localize.measure.ledger import Ledger, outcome_key
+from cs_localize.measure.progress import Progress
+from cs_localize.measure.protocol import Mode, Request
+from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.tokens import ItemEncoder, check_length
+from cs_localize.outcomes import Item, Outcome
+
+_MAX_TOKENS = 16
+
+
+class Answering(Protocol):
+    """What the measurer needs of a fleet."""
+
+    discarded: int
+
+    def __enter__(self) -> Answering:
+        """Starts it."""
+        ...
+
+    def map(self, requests: Sequence[Request]) -> Iterator[tuple[range, list[Outcome]]]:
+        """Answers all requests, unit by unit as they finish: positions in ``requests``, and their outcomes."""
+        ...
+
+    def evidence(self) -> list[dict[str, float]]:
+        """What each engine can show about its own work."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+@dataclass
+class StageCount:
+    """What a stage took, repeats of one request counted once.
+
+    Attributes:
+        asked: different requests.
+        served: of these, answered by the ledger.
+        measured: of these, answered by an engine now.
+        tokens: tokens of all of them, whoever answered; the same however often the study was stopped.
+        measured_tokens: tokens of those measured now.
+    """
+
+    asked: int = 0
+    served: int = 0
+    measured: int = 0
+    tokens: int = 0
+    measured_tokens: int = 0
+
+
+class LedgerMeasurer:
+    """The ``Measurer`` of a study: what the ledger holds is not asked again, what comes back is recorded at once.
+
+    A ``with`` block holds the ledger for writing. The fleet starts when the first request needs it.
+
+    Args:
+        spec: the engine.
+        ledger: where outcomes are kept.
+        fleet: makes a fleet of that engine, not yet started.
+        encoder: makes token ids of items.
+        progress: shows and records how far it is.
+
+    Attributes:
+        counts: what each stage took, by its name, in the order of their first request.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        ledger: Ledger,
+        fleet: Callable[[], Answering],
+        encoder: ItemEncoder,
+        progress: Progress,
+    ) -> None:
+        self.counts: dict[str, StageCount] = {}
+        self._spec = spec
+        self._ledger = ledger
+        self._make_fleet = fleet
+        self._encoder = encoder
+        self._progress = progress
+        self._fleet: Answering | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> LedgerMeasurer:
+        """Takes the ledger's lock.
+
+        Raises:
+            LedgerError: if another process holds it.
+        """
+        self._stack.enter_context(self._ledger.lock())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.release()
+            else:
+                self._close_fleet()
+        finally:
+            self._stack.close()
+
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        """The request for one item under one ablation, tokenized.
+
+        Generating stops after 16 tokens, or one after the reference answer's length where that is longer, so that
+        every answer can be given and told from a longer one.
+
+        Raises:
+            UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
+                context, or the model lacks a head or neuron of the ablation.
+        """
+        ablation.check(self._spec.shape)
+        prompt_ids, answer_ids = self._encoder.encode(item)
+        max_tokens = max(_MAX_TOKENS, len(answer_ids) + 1)
+        if mode == "generate":
+            check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
+        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        """Answers all requests, in their order; what the ledger holds is not asked again.
+
+        Args:
+            requests: any mix of items, ablations and modes; the same request may occur more than once.
+            stage: a word for the progress display and ``events.jsonl``, such as ``search``.
+
+        Raises:
+            LedgerError: if outcomes cannot be recorded.
+            MeasurementError: if a request cannot be measured; what was measured before is in the ledger.
+        """
+        keys = [outcome_key(self._spec.fingerprint, request) for request in requests]
+        asked = dict(zip(keys, requests, strict=True))
+        missing = [request for key, request in asked.items() if key not in self._ledger]
+        served = len(asked) - len(missing)
+        count = self.counts.setdefault(stage, StageCount())
+        count.asked += len(asked)
+        count.served += served
+        with self._progress.stage(stage, len(asked)):
+            self._progress.advance(served, served)
+            if missing:
+                self._measure_missing(missing, count)
+        outcomes = {key: self._recorded(key, request) for key, request in asked.items()}
+        count.tokens += sum(outcome.tokens for outcome in outcomes.values())
+        return [outcomes[key] for key in keys]
+
+    def release(self) -> None:
+        """Records the fleet's evidence and ends it, which frees its cores; a later request starts another."""
+        if self._fleet is None:
+            return
+        try:
+            for worker, evidence in enumerate(self._fleet.evidence()):
+                self._progress.event("evidence", worker=worker, **evidence)
+            self._progress.event("fleet_closed", discarded=self._fleet.discarded + self._ledger.discarded)
+        finally:
+            self._close_fleet()
+
+    def _measure_missing(self, missing: Sequence[Request], count: StageCount) -> None:
+        if self._fleet is None:
+            self._fleet = self._make_fleet().__enter__()
+        for positions, outcomes in self._fleet.map(missing):
+            self._ledger.append(self._spec.fingerprint, [missing[position] for position in positions], outcomes)
+            count.measured += len(outcomes)
+            count.measured_tokens += sum(outcome.tokens for outcome in outcomes)
+            self._progress.advance(len(outcomes))
+
+    def _recorded(self, key: bytes, request: Request) -> Outcome:
+        outcome = self._ledger.get(key)
+        if outcome is None:
+            raise MeasurementError(
+                f"{request.item.task}/{request.item.id} under {request.ablation} was asked and never answered"
+            )
+        return outcome
+
+    def _close_fleet(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()

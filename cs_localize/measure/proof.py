@@ -1,0 +1,89 @@
+"""How far two engines agree, and what an engine's own noise is: the evidence that a knockout is the right knockout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cs_localize.errors import UsageError
+from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.spec import EngineSpec, load_engine
+from cs_localize.outcomes import Outcome
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two sets of outcomes for the same requests.
+
+    Attributes:
+        same_token: share of generated requests with the same first token.
+        score_difference: mean absolute difference of the answer's log-probability, in nats.
+        requests: requests compared.
+    """
+
+    same_token: float
+    score_difference: float
+    requests: int
+
+
+def proof_requests(scored: Sequence[Request], ablations: Sequence[Ablation]) -> list[Request]:
+    """Every ablation on some items, as a score and as one generated token.
+
+    Args:
+        scored: requests of the items under any ablation; they are cycled through.
+        ablations: each gets ``len(scored) / len(ablations)`` items, at least one.
+    """
+    each = max(1, len(scored) // len(ablations))
+    requests = []
+    for number, ablation in enumerate(ablations):
+        for i in range(each):
+            request = replace(scored[(number * each + i) % len(scored)], ablation=ablation)
+            requests += [request, replace(request, mode="generate", max_tokens=1)]
+    return requests
+
+
+def random_ablations(
+    shape: ModelShape, count: int, heads: int, rng: np.random.Generator, each_holds: Sequence[Head] = ()
+) -> list[Ablation]:
+    """Ablations of random heads, each holding one of the given heads, taken in turn."""
+    ablations = []
+    for number in range(count):
+        drawn = {shape.head(int(i)) for i in rng.choice(shape.n_heads, size=min(heads, shape.n_heads), replace=False)}
+        if each_holds:
+            drawn.add(each_holds[number % len(each_holds)])
+        ablations.append(Ablation.of(drawn))
+    return ablations
+
+
+def agreement(first: Sequence[Outcome], second: Sequence[Outcome]) -> Agreement:
+    """Compares outcomes of ``proof_requests``, request by request.
+
+    Raises:
+        UsageError: if the two differ in length or hold no scores.
+    """
+    if len(first) != len(second) or not first:
+        raise UsageError(f"{len(first)} outcomes cannot be compared with {len(second)}")
+    scores = np.array([(a.score, b.score) for a, b in zip(first, second, strict=True)])
+    scored = ~np.isnan(scores).any(axis=1)
+    if not scored.any():
+        raise UsageError("there are no scores to compare")
+    texts = [a.text == b.text for a, b, s in zip(first, second, scored, strict=True) if not s]
+    return Agreement(
+        same_token=float(np.mean(texts)) if texts else float("nan"),
+        score_difference=float(np.abs(scores[scored, 0] - scores[scored, 1]).mean()),
+        requests=len(first),
+    )
+
+
+def answer_in_process(
+    spec: EngineSpec, batches: Sequence[Sequence[Request]]
+) -> tuple[list[list[Outcome]], dict[str, float]]:
+    """Loads an engine, answers some batches one after the other, and returns its evidence. For ``run_on_worker``."""
+    engine = load_engine(spec)
+    try:
+        return [engine.measure(batch) for batch in batches], engine.evidence()
+    finally:
+        engine.close()

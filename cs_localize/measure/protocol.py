@@ -1,0 +1,98 @@
+"""The one question every engine answers: what does the model say to this item under this ablation?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+from cs_localize.heads import Ablation, ModelShape
+from cs_localize.outcomes import Item, Outcome
+
+Mode = Literal["score", "generate"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One item under one ablation, as token ids.
+
+    Attributes:
+        item: the question; engines for real models read only the token ids below.
+        prompt_ids: tokens of the prompt.
+        answer_ids: tokens of the reference answer, at least one.
+        ablation: what is changed in the forward pass.
+        mode: ``score`` teacher-forces the reference answer; ``generate`` decodes greedily up to the first newline.
+        max_tokens: most tokens to generate; unused when scoring.
+        repeat: 0, or the number of a repetition that is to be measured anew, to see the engine's noise.
+    """
+
+    item: Item
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    ablation: Ablation
+    mode: Mode = "score"
+    max_tokens: int = 16
+    repeat: int = 0
+
+    @cached_property
+    def key(self) -> str:
+        """Content hash of everything the model is sent (32 hex digits)."""
+        limit = self.max_tokens if self.mode == "generate" else 0
+        reference = self.answer_ids if self.mode == "score" else self.item.answer
+        text = f"{self.mode}|{limit}|{self.prompt_ids}|{reference}|{self.ablation.key}|{self.repeat}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Answers requests in any order and mix.
+
+    Attributes:
+        shape: geometry of the loaded model.
+        fingerprint: everything besides the request that an outcome depends on: model content, dtype, engine and
+            version, settings, and the version of the intervention code. Two engines with equal fingerprints give equal
+            outcomes up to hardware noise.
+    """
+
+    shape: ModelShape
+    fingerprint: str
+
+    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Answers all requests, in their order.
+
+        Raises:
+            MeasurementError: if any outcome cannot be shown to have been measured under its ablation.
+            UsageError: if an ablation names a head or neuron the model lacks.
+        """
+        ...
+
+    def evidence(self) -> dict[str, float]:
+        """What the engine can show about its own work since it started, for the log. Keys depend on the engine."""
+        ...
+
+    def close(self) -> None:
+        """Releases the model. The engine cannot be used afterwards."""
+        ...
+
+
+class Measurer(Protocol):
+    """What later rooms see of measuring: items in, outcomes out. The ledger and the fleet lie behind it."""
+
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        """The request for one item under one ablation, tokenized.
+
+        Raises:
+            UsageError: if the answer's tokens do not continue the prompt's, or the item is longer than the context.
+        """
+        ...
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        """Answers all requests, in their order; what the ledger holds is not asked again.
+
+        Args:
+            requests: any mix of items, ablations and modes; the same request may occur more than once.
+            stage: a word for the progress display and ``events.jsonl``, such as ``search``.
+        """
+        ...

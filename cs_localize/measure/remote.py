@@ -1,0 +1,40 @@
+"""One call in a process of its own on the connected Ray, with an engine's environment and cores."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from cs_localize.errors import CsLocalizeError, MeasurementError
+from cs_localize.measure.cluster import worker_environment
+from cs_localize.measure.spec import EngineSpec
+
+ResultT = TypeVar("ResultT")
+
+
+def run_on_worker(
+    function: Callable[..., ResultT], spec: EngineSpec, *args: object, cores: int, gpus: float = 0, **options: object
+) -> ResultT:
+    """Runs ``function(spec, *args, **options)`` in a process of its own on the connected Ray, with so many cores.
+
+    Raises:
+        CsLocalizeError: what the function raised, or a MeasurementError in one line for anything else.
+    """
+    ray: Any = importlib.import_module("ray")
+    task = ray.remote(
+        num_cpus=cores,
+        num_gpus=gpus,
+        max_calls=1,  # the process ends with the call: vLLM allows one engine a process and frees its memory no earlier
+        max_retries=1,
+        runtime_env={"env_vars": worker_environment(spec, cores)},
+    )(function)
+    try:
+        result: ResultT = ray.get(task.remote(spec, *args, **options))
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, CsLocalizeError):
+            raise type(cause)(str(cause)) from error
+        reason = " ".join(str(cause or error).split())[:300]
+        raise MeasurementError(f"{function.__name__} failed: {type(cause or error).__name__}: {reason}") from error
+    return result

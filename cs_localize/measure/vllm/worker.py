@@ -1,0 +1,124 @@
+"""Where the table sits inside vLLM: a worker class of our own, named by its dotted path. Nothing of vLLM is patched."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.platforms import current_platform
+
+from cs_localize.errors import MeasurementError
+from cs_localize.heads import ModelShape
+from cs_localize.measure.vllm import table as tables
+
+if TYPE_CHECKING or not current_platform.is_cpu():
+    from vllm.v1.worker.gpu_worker import Worker as _Worker
+else:
+    from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_HOOKED = {"o_proj": "scale_heads", "down_proj": "scale_neurons"}
+
+
+class _RunnerMixin:
+    """Tells the table which request owns which token of the step. Placed before vLLM's V1 runner in the class order."""
+
+    def _prepare_inputs(self, scheduler_output: object, num_scheduled_tokens: NDArray[np.int32]) -> object:
+        # Here the batch is in its final order, and num_scheduled_tokens runs parallel to it.
+        ablations = [self._ablation_of(req_id) for req_id in self.input_batch.req_ids]  # type: ignore[attr-defined]
+        tables.active().begin_step(ablations, num_scheduled_tokens.astype(np.int64))
+        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+
+    def _ablation_of(self, req_id: str) -> str:
+        params = self.requests[req_id].sampling_params  # type: ignore[attr-defined]
+        text = (params.extra_args or {}).get("ablation") if params is not None else None
+        if not isinstance(text, str):
+            raise MeasurementError(f"request {req_id} names no ablation; send extra_args={{'ablation': ''}} for none")
+        return text
+
+
+class KnockoutWorker(_Worker):
+    """A vLLM worker that scales heads and neurons as each request's ``extra_args['ablation']`` says."""
+
+    def init_device(self) -> None:
+        """Refuses what has not been proven, then lets vLLM build its runner."""
+        if self.use_v2_model_runner:
+            raise MeasurementError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
+        if self.parallel_config.world_size != 1:
+            raise MeasurementError("an engine over several GPUs is not supported; give each worker one GPU")
+        super().init_device()
+        runner = self.model_runner
+        if not hasattr(runner, "_prepare_inputs") or not hasattr(runner, "input_batch"):
+            raise MeasurementError(f"vLLM's runner {type(runner).__name__} is not the V1 runner this engine knows")
+        runner.__class__ = type("KnockoutRunner", (_RunnerMixin, type(runner)), {})
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Loads the model and hooks its projections, before vLLM profiles and compiles it."""
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        config, dtype = self.vllm_config.additional_config, self.model_config.dtype
+        assert isinstance(config, dict)
+        assert isinstance(dtype, torch.dtype)
+        shape = ModelShape(**config["knockout_shape"])
+        model = self.model_runner.get_model()
+        table = tables.InterventionTable(
+            shape,
+            slots=self.scheduler_config.max_num_seqs + 1,
+            neuron_slots=config["knockout_neuron_slots"],
+            max_tokens=self.scheduler_config.max_num_batched_tokens,
+            dtype=dtype,
+            device=next(model.parameters()).device,
+        )
+        tables.install(table)
+        hook_projections(model, shape, type(model).__name__)
+
+    def knockout_evidence(self) -> dict[str, float]:
+        """Counters since start-up, after checking that every hook did all of its work.
+
+        Raises:
+            MeasurementError: if a hook did not.
+        """
+        table = tables.active()
+        table.verify()
+        return {
+            "steps": table.steps,
+            "ablated_token_rows": table.expected_heads,
+            "neuron_ablated_token_rows": table.expected_neurons,
+            "most_ablations_in_a_step": table.most_ablations_in_a_step,
+        }
+
+
+def hook_projections(model: torch.nn.Module, shape: ModelShape, architecture: str) -> None:
+    """Puts a pre-hook on every layer's ``o_proj`` and ``down_proj``.
+
+    Raises:
+        MeasurementError: unless every layer has exactly one of each, of the width the shape says.
+    """
+    widths = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.ffn}
+    found: dict[str, set[int]] = {name: set() for name in widths}
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        layer = _LAYER.search(path)
+        if name not in widths or layer is None:
+            continue
+        index = int(layer[1])
+        width = getattr(module, "input_size", None)
+        if width != widths[name] or index in found[name] or index >= shape.layers:
+            raise MeasurementError(
+                f"{architecture} is not recognised: {path} has input width {width}; expected one {name} of width "
+                f"{widths[name]} in each of {shape.layers} layers"
+            )
+        found[name].add(index)
+        module.register_forward_pre_hook(partial(_pre_hook, _HOOKED[name], index))
+    for name, layers in found.items():
+        if len(layers) != shape.layers:
+            raise MeasurementError(
+                f"{architecture} is not recognised: {len(layers)} of {shape.layers} layers have a module named {name}"
+            )
+
+
+def _pre_hook(op: str, layer: int, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    getattr(torch.ops.cs_localize, op)(args[0], layer)

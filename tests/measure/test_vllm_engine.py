@@ -1,0 +1,226 @@
+"""The vLLM engine on a real model and on tiny ones; each engine runs once, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cs_localize.errors import MeasurementError
+from cs_localize.heads import Ablation, Head, ModelShape, Neuron
+from cs_localize.measure.proof import agreement, proof_requests, random_ablations
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.tokens import Encoder
+from cs_localize.measure.vllm import VLLMEngine
+from cs_localize.models import random_model, read_shape, resolve
+from cs_localize.models.files import fingerprint
+from cs_localize.outcomes import Item, Outcome
+from tests.measure.process import in_process
+from tests.measure.vllm_child import Answers, answer_named, conform, crowd, damage_of_heads, study
+
+pytestmark = [pytest.mark.vllm, pytest.mark.model]
+
+SHOTS = "hot -> cold\nbig -> small\nfast -> slow\nhappy -> sad\n"
+PAIRS = ("up down", "old young", "left right", "hard soft", "light dark", "rich poor", "wet dry", "high low")
+NEURON_SLOTS = 8
+LEAST_DAMAGE = 0.2  # nats; a head that moves scores less does not count as one that matters
+NOISE = 0.02  # nats; the least floor allowed, since repeated baselines here often agree to the last bit
+
+
+def smollm2() -> EngineSpec:
+    local = resolve("smollm2-135m-instruct")
+    resources = {"neuron_slots": NEURON_SLOTS, "kv_cache_gib": 1}
+    return EngineSpec("vllm", str(local.path), local.fingerprint, local.shape, resources=resources)
+
+
+def oracle(spec: EngineSpec) -> EngineSpec:
+    return replace(spec, name="hf", dtype="float32", resources={})
+
+
+def antonyms(spec: EngineSpec, shots: str = SHOTS) -> list[Request]:
+    encoder = Encoder(Path(spec.model_dir))
+    words = [pair.split() for pair in PAIRS]
+    items = [Item("antonyms", first, f"{shots}{first} ->", f" {second}") for first, second in words]
+    return [Request(item, *encoder.encode(item), Ablation()) for item in items]
+
+
+def under(requests: Sequence[Request], ablations: Sequence[Ablation]) -> list[Request]:
+    return [replace(requests[i % len(requests)], ablation=ablation) for i, ablation in enumerate(ablations)]
+
+
+def differences(first: Sequence[Outcome], second: Sequence[Outcome]) -> list[float]:
+    return [abs(a.score - b.score) for a, b in zip(first, second, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def heads_that_matter() -> list[Head]:
+    spec = smollm2()
+    candidates = [Head(layer, head) for layer in range(3) for head in range(spec.shape.heads)]
+    damage = in_process(damage_of_heads, oracle(spec), antonyms(spec)[:4], candidates)
+    return [head for _, head in sorted(zip(damage, candidates, strict=True), reverse=True)[:6] if _ > LEAST_DAMAGE]
+
+
+@pytest.fixture(scope="module")
+def batches(heads_that_matter: list[Head]) -> dict[str, list[Request]]:
+    """What is asked of both engines: 20 ablations of 14 heads as scores and next tokens, and 20 neuron ablations."""
+    assert len(heads_that_matter) >= 3
+    spec, rng = smollm2(), np.random.default_rng(0)
+    requests = antonyms(spec)
+    ablations = random_ablations(spec.shape, 20, 14, rng, each_holds=heads_that_matter)
+    compared = proof_requests(requests * 5, ablations)
+    neurons = [
+        Ablation.of(
+            neurons=(Neuron(int(layer), int(n)) for layer in range(30) for n in rng.choice(1536, 154, replace=False))
+        )
+        for _ in range(20)
+    ]
+    return {
+        "ablated": under(requests, ablations),
+        "plain": under(requests, [Ablation()] * 20),
+        "compared": compared,
+        "compared, unablated": [replace(request, ablation=Ablation()) for request in compared],
+        "neurons": under(requests, neurons),
+    }
+
+
+@pytest.fixture(scope="module")
+def long_requests() -> list[Request]:
+    """Items behind one long prefix, under the empty ablation and five others in turn."""
+    spec = smollm2()
+    items = antonyms(spec, SHOTS * 4)[:3]
+    ablations = [Ablation(), *random_ablations(spec.shape, 5, 40, np.random.default_rng(1))]
+    assert len(items[0].prompt_ids) > 64
+    return [replace(item, ablation=ablation) for item in items for ablation in ablations]
+
+
+@pytest.fixture(scope="module")
+def found(batches: dict[str, list[Request]], long_requests: list[Request]) -> dict[str, Any]:
+    return in_process(study, smollm2(), batches, long_requests)
+
+
+@pytest.fixture(scope="module")
+def reference(batches: dict[str, list[Request]]) -> Answers:
+    asked = {name: batches[name] for name in ("compared", "compared, unablated", "neurons")}
+    return in_process(answer_named, oracle(smollm2()), asked)
+
+
+def test_it_agrees_with_transformers_under_twenty_ablations(found: dict[str, Any], reference: Answers) -> None:
+    agreed = agreement(found["compared"], reference["compared"])
+    assert agreed.same_token >= 0.95
+    assert agreed.score_difference <= 0.05
+
+
+def test_it_disagrees_with_unablated_transformers_ten_times_as_much(found: dict[str, Any], reference: Answers) -> None:
+    agreed = agreement(found["compared"], reference["compared"])
+    unablated = agreement(found["compared"], reference["compared, unablated"])
+    assert unablated.score_difference >= max(0.5, 10 * agreed.score_difference)
+
+
+def test_one_mixed_batch_equals_separate_runs(found: dict[str, Any]) -> None:
+    assert found["evidence of ablated"]["most_ablations_in_a_step"] >= 16
+    floor = max(differences(found["plain"], found["plain alone"]))
+    assert max(differences(found["ablated"], found["ablated alone"])) <= max(2 * floor, NOISE)
+    assert np.mean(differences(found["ablated"], found["plain"])) > 0.5
+
+
+def test_neuron_ablations_agree_with_transformers_though_they_outnumber_the_slots(
+    found: dict[str, Any], reference: Answers, batches: dict[str, list[Request]]
+) -> None:
+    assert len({request.ablation for request in batches["neurons"]}) > 2 * NEURON_SLOTS
+    assert np.mean(differences(found["neurons"], reference["neurons"])) <= 0.05
+    assert np.mean(differences(found["neurons"], found["plain"])) > 0.5
+    before, after = (found[f"evidence of {name}"] for name in ("compared, unablated", "neurons"))
+    assert after["neuron_ablated_token_rows"] > before["neuron_ablated_token_rows"] == 0
+
+
+@pytest.mark.parametrize("other", ["again", "backwards"])
+def test_ablations_that_share_a_long_prefix_do_not_share_its_cache(found: dict[str, Any], other: str) -> None:
+    prefix = found["prefix"]
+    assert max(differences(prefix["forwards"], prefix[other])) <= NOISE
+
+
+def test_without_a_salt_they_would(found: dict[str, Any]) -> None:
+    prefix = found["prefix"]
+    (_, nothing), (contaminated, cached) = prefix["unsalted"]
+    assert (nothing, cached >= 64) == (0, True)
+    assert abs(contaminated.score - prefix["forwards"][1].score) > 10 * NOISE
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("unknown head", "UsageError: L30H0 is out of range"),
+        ("unablated canary", "MeasurementError: the unablated canary scored"),
+        ("ablated canary", "MeasurementError: the ablated canary scored"),
+        ("hook removed", "MeasurementError: the hook on o_proj of layer 3 scaled"),
+        ("no ablation named", "MeasurementError: request"),
+    ],
+)
+def test_a_fault_raises_one_line(found: dict[str, Any], fault: str, message: str) -> None:
+    assert found["faults"]["none"] == ""
+    assert found["faults"][fault].startswith(message)
+    assert "\n" not in found["faults"][fault]
+
+
+def tiny(directory: Path, architecture: str, **resources: object) -> EngineSpec:
+    random_model(directory, architecture)
+    resources = {"kv_cache_gib": 1, "max_num_seqs": 16, **resources}
+    return EngineSpec(
+        "vllm", str(directory), fingerprint(directory), read_shape(directory), "float32", resources=resources
+    )
+
+
+def random_requests(n: int, prompt: int, answer: int) -> list[Request]:
+    rows = np.random.default_rng(2).integers(32, 120, (n, prompt + answer)).tolist()
+    return [
+        Request(Item("random", str(i), "", "x"), tuple(ids[:prompt]), tuple(ids[prompt:]), Ablation())
+        for i, ids in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_another_architecture_conforms_and_agrees_with_transformers(architecture: str, tmp_path: Path) -> None:
+    spec = tiny(tmp_path / architecture, architecture, neuron_slots=3)
+    requests, rng = random_requests(4, 40, 3), np.random.default_rng(3)
+    ablations = random_ablations(spec.shape, 6, 2, rng)
+    neurons = [Neuron(int(layer), int(n)) for layer in range(2) for n in rng.choice(96, 20, replace=False)]
+    mixed = [*ablations, *(Ablation.of([Head(0, i)], neurons[i::4]) for i in range(4)), Ablation.of(neurons=neurons)]
+    asked = under(requests, [Ablation(), *mixed])
+    answers = in_process(conform, spec, requests, asked)
+    expected = in_process(answer_named, oracle(spec), {"asked": asked})["asked"]
+    assert max(differences(answers["asked"], expected)) < 1e-3
+    unablated = [expected[0].score] * len(expected)
+    assert max(abs(o.score - u) for o, u in zip(expected, unablated, strict=True)) > 0.1
+    same, again, other = answers["graph names"]
+    assert same == again != other, "a graph compiled for other intervention code would be taken from the disk"
+
+
+def test_a_preempted_request_succeeds_with_the_same_outcome(tmp_path: Path) -> None:
+    spec = tiny(tmp_path / "crowded", "llama")
+    shape = spec.shape
+    requests = under(random_requests(8, 28, 12), random_ablations(shape, 8, 2, np.random.default_rng(4)))
+    alone, together, preempted = in_process(crowd, spec, requests, 10)
+    assert preempted > 0
+    assert max(differences(alone, together)) < 1e-3
+    assert [outcome.correct for outcome in alone] == [outcome.correct for outcome in together]
+
+
+def test_vllms_other_runner_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    spec = EngineSpec("vllm", str(tmp_path), "x", ModelShape(1, 1, 1, 1, 1))
+    with pytest.raises(MeasurementError, match=r"set VLLM_USE_V2_MODEL_RUNNER=0$"):
+        VLLMEngine(spec)
+
+
+def test_a_spec_of_another_geometry_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    random_model(tmp_path, "llama")
+    spec = EngineSpec("vllm", str(tmp_path), "x", ModelShape(2, 2, 1, 64, 96))
+    with pytest.raises(MeasurementError, match="the spec says"):
+        VLLMEngine(spec)

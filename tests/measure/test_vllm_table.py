@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_localize.errors import MeasurementError, UsageError
+from cs_localize.heads import Ablation, Head, ModelShape, Neuron
+from cs_localize.measure.vllm.table import InterventionTable, SlotPool, install
+
+pytestmark = pytest.mark.vllm
+
+SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=5)
+FACTORS = (0.0, 0.5, 2.0)
+
+unit_factors = st.fixed_dictionaries(
+    {},
+    optional={
+        **{f"{head}": st.sampled_from(FACTORS) for head in SHAPE.all_heads()},
+        **{f"L{layer}N{n}": st.sampled_from(FACTORS) for layer in range(SHAPE.layers) for n in range(SHAPE.ffn)},
+    },
+)
+ablations = unit_factors.map(lambda units: Ablation.decode(",".join(f"{unit}={f}" for unit, f in units.items())))
+steps = st.lists(st.lists(st.tuples(ablations, st.integers(1, 4)), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+def new_table(slots: int = 5, neuron_slots: int = 4, dtype: torch.dtype = torch.float32) -> InterventionTable:
+    return InterventionTable(SHAPE, slots, neuron_slots, 64, dtype, torch.device("cpu"))
+
+
+def begin(table: InterventionTable, *requests: tuple[str, int]) -> None:
+    table.begin_step([text for text, _ in requests], np.array([tokens for _, tokens in requests], dtype=np.int64))
+
+
+def run_hooks(table: InterventionTable, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the hooks of every layer make of inputs of ones: ``[L, T, H*D]`` and ``[L, T, F]``."""
+    heads = torch.ones(SHAPE.layers, rows, SHAPE.heads * SHAPE.head_dim)
+    neurons = torch.ones(SHAPE.layers, rows, SHAPE.ffn)
+    for layer in range(SHAPE.layers):
+        table.scale_heads(heads[layer], layer)
+        table.scale_neurons(neurons[layer], layer)
+    return heads, neurons
+
+
+def expected_factors(rows: list[Ablation]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by definition, entry by entry."""
+    heads = torch.ones(SHAPE.layers, len(rows), SHAPE.heads * SHAPE.head_dim)
+    neurons = torch.ones(SHAPE.layers, len(rows), SHAPE.ffn)
+    for row, ablation in enumerate(rows):
+        for head, factor in ablation.heads:
+            for i in range(SHAPE.head_dim):
+                heads[head.layer, row, head.head * SHAPE.head_dim + i] = factor
+        for neuron, factor in ablation.neurons:
+            neurons[neuron.layer, row, neuron.neuron] = factor
+    return heads, neurons
+
+
+def test_a_pool_gives_every_key_its_own_slot_and_the_empty_key_slot_zero() -> None:
+    slot_of, fresh = SlotPool(4).assign(["a", "", "b", "a"])
+    assert slot_of[""] == 0
+    assert fresh == ["a", "b"]
+    assert sorted(slot_of.values()) == [0, 1, 2]
+
+
+def test_a_pool_keeps_what_it_holds_and_evicts_the_least_recently_used() -> None:
+    pool = SlotPool(4)
+    first, _ = pool.assign(["a", "b", "c"])
+    pool.assign(["a"])
+    second, fresh = pool.assign(["d"])
+    assert fresh == ["d"]
+    assert second["d"] == first["b"]
+    third, fresh = pool.assign(["a", "c", "d"])
+    assert fresh == []
+    assert (third["a"], third["c"]) == (first["a"], first["c"])
+
+
+def test_a_pool_that_overflows_says_so_and_stays_as_it_was() -> None:
+    pool = SlotPool(3)
+    before, _ = pool.assign(["a", "b"])
+    with pytest.raises(MeasurementError, match="one step holds 3 different ablations, room is for 2"):
+        pool.assign(["a", "c", "d"])
+    after, fresh = pool.assign(["a", "b"])
+    assert (after, fresh) == (before, [])
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=4), max_size=12))
+def test_a_pool_never_evicts_a_key_of_the_current_step(keys_of_steps: list[list[str]]) -> None:
+    pool = SlotPool(5)
+    content = dict.fromkeys(range(5), "")
+    for keys in keys_of_steps:
+        slot_of, fresh = pool.assign(keys)
+        for key in fresh:
+            content[slot_of[key]] = key
+        assert content[0] == ""
+        assert all(content[slot_of[key]] == key for key in keys)
+
+
+@given(steps)
+def test_every_row_is_scaled_as_its_own_ablation_says_in_every_step(
+    requests_of_steps: list[list[tuple[Ablation, int]]],
+) -> None:
+    table = new_table()
+    for requests in requests_of_steps:
+        begin(table, *((ablation.encode(), tokens) for ablation, tokens in requests))
+        rows = [ablation for ablation, tokens in requests for _ in range(tokens)]
+        padding = [Ablation()] * 3
+        heads, neurons = run_hooks(table, len(rows) + len(padding))
+        expected_heads, expected_neurons = expected_factors(rows + padding)
+        torch.testing.assert_close(heads, expected_heads, rtol=0, atol=0)
+        torch.testing.assert_close(neurons, expected_neurons, rtol=0, atol=0)
+    table.verify()
+
+
+def test_nothing_of_a_longer_step_is_left_in_a_shorter_one() -> None:
+    table = new_table()
+    begin(table, ("L0H1,L1N2", 40))
+    begin(table, ("", 2))
+    assert table.head_slot.count_nonzero() == 0
+    assert table.neuron_slot.count_nonzero() == 0
+
+
+def test_tables_keep_their_addresses() -> None:
+    table = new_table()
+    tensors = (table.head_factors, table.neuron_factors, table.head_slot, table.neuron_slot, table.scaled_heads)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    for text in ("L0H1", "L1H2=0.5,L1N2", ""):
+        begin(table, (text, 3))
+        run_hooks(table, 3)
+    assert [tensor.data_ptr() for tensor in tensors] == addresses
+    assert tensors[0] is table.head_factors
+
+
+def test_the_slot_of_the_empty_ablation_is_never_written() -> None:
+    table = new_table(slots=3, neuron_slots=2)
+    for head in range(4):
+        begin(table, (f"L0H{head},L0N{head}", 1), ("", 1))
+    assert bool((table.head_factors[:, 0] == 1).all())
+    assert bool((table.neuron_factors[:, 0] == 1).all())
+
+
+def test_more_ablations_in_a_step_than_slots_raise_and_leave_no_slot_unwritten() -> None:
+    table = new_table(slots=3)
+    with pytest.raises(MeasurementError, match="room is for 2"):
+        begin(table, ("L0H0", 1), ("L0H1", 1), ("L0H2", 1))
+    begin(table, ("L0H0", 1), ("L0H1", 1))
+    heads, _ = run_hooks(table, 2)
+    torch.testing.assert_close(heads, expected_factors([Ablation.decode("L0H0"), Ablation.decode("L0H1")])[0])
+
+
+@pytest.mark.parametrize("text", ["L2H0", "L0H4", "L2N0", "L1N5"])
+def test_a_unit_the_model_lacks_raises(text: str) -> None:
+    with pytest.raises(UsageError, match="out of range"):
+        begin(new_table(), (text, 1))
+
+
+def test_a_step_longer_than_the_table_raises() -> None:
+    with pytest.raises(RuntimeError):
+        begin(new_table(), ("L0H0", 65))
+
+
+def test_a_batch_longer_than_the_table_raises_instead_of_passing_unscaled() -> None:
+    table = new_table()
+    begin(table, ("L0H0", 64))
+    with pytest.raises(RuntimeError):
+        run_hooks(table, 65)
+
+
+def test_verify_counts_ablated_rows_only() -> None:
+    table = new_table()
+    begin(table, ("L0H0", 3), ("", 5), ("L1N1", 2))
+    run_hooks(table, 10)
+    table.verify()
+    assert (table.expected_heads, table.expected_neurons) == (3, 2)
+    assert table.scaled_heads.tolist() == [3, 3]
+    assert table.scaled_neurons.tolist() == [2, 2]
+
+
+def test_verify_names_the_layer_whose_hook_did_not_run() -> None:
+    table = new_table()
+    begin(table, ("L0H0,L0N0", 3))
+    for layer in range(SHAPE.layers):
+        table.scale_neurons(torch.ones(3, SHAPE.ffn), layer)
+    table.scale_heads(torch.ones(3, 12), 0)
+    with pytest.raises(MeasurementError, match="o_proj of layer 1 scaled 0 token rows, expected 3"):
+        table.verify()
+
+
+@pytest.mark.parametrize("rows_of_passes", [[2], [3, 3]], ids=["too few rows", "twice"])
+def test_verify_raises_when_hooks_scaled_other_rows_than_they_should(rows_of_passes: list[int]) -> None:
+    table = new_table()
+    begin(table, ("L0H0,L0N0", 3))
+    for rows in rows_of_passes:
+        run_hooks(table, rows)
+    with pytest.raises(MeasurementError, match="layer 0"):
+        table.verify()
+
+
+def test_a_step_that_was_prepared_but_never_run_is_noticed() -> None:
+    table = new_table()
+    begin(table, ("L0H0", 3))
+    begin(table, ("L0H0", 3))
+    run_hooks(table, 3)
+    with pytest.raises(MeasurementError, match="expected 6"):
+        table.verify()
+
+
+def test_a_neuron_whose_hook_did_not_run_is_noticed() -> None:
+    table = new_table()
+    begin(table, ("L1N4", 2))
+    with pytest.raises(MeasurementError, match="down_proj of layer 0 scaled 0 token rows, expected 2"):
+        table.verify()
+
+
+def test_evidence_counts_the_most_different_ablations_that_shared_a_step() -> None:
+    table = new_table()
+    begin(table, ("L0H0", 1), ("L0H1", 1), ("L0H0,L0N1", 1), ("", 1))
+    begin(table, ("L0H0", 1))
+    assert (table.most_ablations_in_a_step, table.steps) == (4, 2)
+
+
+def test_bfloat16_tables_zero_exactly() -> None:
+    table = new_table(dtype=torch.bfloat16)
+    begin(table, (Ablation.of([Head(0, 1)], [Neuron(0, 2)]).encode(), 2))
+    heads = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
+    neurons = torch.randn(2, 5, generator=torch.Generator().manual_seed(1)).bfloat16()
+    before = heads.clone(), neurons.clone()
+    table.scale_heads(heads, 0)
+    table.scale_neurons(neurons, 0)
+    assert heads[:, 3:6].count_nonzero() == 0
+    assert neurons[:, 2].count_nonzero() == 0
+    kept = [i for i in range(12) if i not in (3, 4, 5)]
+    torch.testing.assert_close(heads[:, kept], before[0][:, kept], rtol=0, atol=0)
+    torch.testing.assert_close(neurons[:, [0, 1, 3, 4]], before[1][:, [0, 1, 3, 4]], rtol=0, atol=0)
+
+
+def test_the_ops_scale_through_the_installed_table_and_can_be_traced() -> None:
+    table = new_table()
+    install(table)
+    begin(table, ("L1H0,L1N0", 2))
+    heads, neurons = torch.ones(2, 12), torch.ones(2, 5)
+    torch.ops.cs_localize.scale_heads(heads, 1)
+    torch.ops.cs_localize.scale_neurons(neurons, 1)
+    assert heads[:, :3].count_nonzero() == 0
+    assert neurons[:, 0].count_nonzero() == 0
+    shapes_only = torch.empty(2, 12, device="meta")
+    assert torch.ops.cs_localize.scale_heads(shapes_only, 1) is None

@@ -1,0 +1,143 @@
+"""What the tests of the vLLM engine run in a process of its own: one load of the model, many questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cs_localize.errors import CsLocalizeError
+from cs_localize.heads import Ablation, Head
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.spec import EngineSpec, load_engine
+from cs_localize.outcomes import Outcome
+from tests.measure.conformance import check_engine
+
+Answers = dict[str, list[Outcome]]
+
+
+def answer_named(spec: EngineSpec, batches: dict[str, Sequence[Request]]) -> Answers:
+    """Each batch in one call."""
+    engine = load_engine(spec)
+    return {name: engine.measure(batch) for name, batch in batches.items()}
+
+
+def damage_of_heads(spec: EngineSpec, requests: Sequence[Request], heads: Sequence[Head]) -> list[float]:
+    """Mean absolute change of score, in nats, that knocking out each head alone makes."""
+    engine = load_engine(spec)
+    plain = engine.measure(requests)
+    alone = [replace(request, ablation=Ablation.of([head])) for head in heads for request in requests]
+    scores = iter(outcome.score for outcome in engine.measure(alone))
+    return [sum(abs(outcome.score - next(scores)) for outcome in plain) / len(plain) for _ in heads]
+
+
+def study(spec: EngineSpec, batches: dict[str, Sequence[Request]], long: Sequence[Request]) -> dict[str, Any]:
+    """Everything that is asked of one engine of a real model.
+
+    Args:
+        spec: a vLLM engine.
+        batches: ``ablated`` and ``plain`` are also asked one request at a time.
+        long: requests with a long common prefix, two of them under different ablations first.
+    """
+    engine: Any = load_engine(spec)
+    found: dict[str, Any] = {}
+    for name, batch in batches.items():
+        found[name] = engine.measure(batch)
+        found[f"evidence of {name}"] = engine.evidence()
+    for name in ("ablated", "plain"):
+        found[f"{name} alone"] = [engine.measure([request])[0] for request in batches[name]]
+    found["prefix"] = _prefix_cache(engine, long)
+    found["faults"] = _faults(engine, batches["plain"][0])
+    return found
+
+
+def _prefix_cache(engine: Any, long: Sequence[Request]) -> dict[str, Any]:  # noqa: ANN401  # a private look inside
+    found: dict[str, Any] = {}
+    for name, requests in (("forwards", long), ("again", long), ("backwards", long[::-1])):
+        if name != "again":
+            engine._llm.reset_prefix_cache()
+        found[name] = engine.measure(requests)
+    found["backwards"].reverse()
+    from cs_localize.measure.vllm.engine import _outcome, _params, _prompt
+
+    def unsalted(request: Request) -> tuple[Outcome, int]:
+        prompt = {**_prompt(request), "cache_salt": "the same for all"}
+        (output,) = engine._llm.generate([prompt], [_params(request)], use_tqdm=False)
+        return _outcome(request, output), output.num_cached_tokens
+
+    found["unsalted"] = [unsalted(request) for request in long[:2]]
+    return found
+
+
+def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  # a private look inside
+    """What each fault raises; the last two break the engine for good."""
+    from cs_localize.measure.vllm.engine import _params, _prompt
+
+    def call() -> None:
+        engine.measure([request])
+
+    def nameless() -> None:
+        params = _params(request)
+        del params.extra_args["ablation"]
+        engine._llm.generate([_prompt(request)], [params], use_tqdm=False)
+
+    faults = {
+        "unknown head": message_of(lambda: engine.measure([replace(request, ablation=Ablation.of([Head(30, 0)]))]))
+    }
+    canaries = engine._canaries
+    for name, position in (("unablated canary", 0), ("ablated canary", 1)):
+        wrong = list(canaries)
+        wrong[position] = (canaries[position][0], canaries[position][1] + 3)
+        engine._canaries = tuple(wrong)
+        faults[name] = message_of(call)
+    engine._canaries = canaries
+    faults["none"] = message_of(call)
+    model = engine._llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+    model.get_submodule("model.layers.3.self_attn.o_proj")._forward_pre_hooks.clear()
+    faults["hook removed"] = message_of(call)
+    faults["no ablation named"] = message_of(nameless)
+    return faults
+
+
+def message_of(call: Callable[[], object]) -> str:
+    """The error a call raises, as ``Type: message``; empty if it raises none."""
+    try:
+        call()
+    except CsLocalizeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def conform(spec: EngineSpec, requests: Sequence[Request], asked: Sequence[Request]) -> dict[str, Any]:
+    """The conformance check, then the outcomes of some more requests, and what the compiled graph's name depends on."""
+    engine: Any = load_engine(spec)
+    check_engine(engine, requests, tolerance=1e-3)
+    config = engine._llm.llm_engine.vllm_config
+    names = []
+    for source in ("one", "one", "another"):
+        config.additional_config = {**config.additional_config, "knockout_source": source}
+        names.append(config.compute_hash())
+    return {"asked": engine.measure(asked), "graph names": names}
+
+
+def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[list[Outcome], list[Outcome], int]:
+    """Outcomes one at a time and all at once where the KV cache holds few blocks, and how often a request gave way."""
+    import vllm
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    whole, preempt, preempted = vllm.LLM, Scheduler._preempt_request, Counter[str]()
+
+    def small(**options: object) -> vllm.LLM:
+        return whole(**options, num_gpu_blocks_override=blocks)
+
+    def counted(self: Scheduler, *args: object, **options: object) -> object:
+        preempted["requests"] += 1
+        return preempt(self, *args, **options)
+
+    vllm.LLM = small
+    Scheduler._preempt_request = counted
+    engine = load_engine(spec)
+    alone = [engine.measure([request])[0] for request in requests]
+    assert not preempted
+    return alone, engine.measure(requests), preempted["requests"]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from cs_localize.tasks import Question, Task, get_task, task_names
+
+SIZES = {
+    "antonyms": 120,
+    "past_tense": 150,
+    "plurals": 150,
+    "capitals": 120,
+    "counting": 100,
+    "addition": 96,
+    "copying": 150,
+}
+WORD_TASKS = ("antonyms", "past_tense", "plurals", "capitals", "copying")
+
+
+def answers(name: str) -> dict[str, str]:
+    task = get_task(name)
+    return {question.text: question.answer for question in (*task.shots, *task.questions)}
+
+
+def everything(task: Task) -> tuple[Question, ...]:
+    return (*task.shots, *task.questions)
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_the_suite_is_as_large_as_promised(name: str, size: int) -> None:
+    assert len(get_task(name).questions) >= size
+    assert len(get_task(name).shots) == 4
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_prompt_ends_without_white_space_and_every_answer_starts_with_one_space(name: str) -> None:
+    task = get_task(name)
+    for item in map(task.item, task.questions):
+        assert item.prompt == item.prompt.rstrip()
+        assert item.prompt.startswith(task.prefix)
+        assert "\n" not in item.prompt[len(task.prefix) :]
+        assert item.answer.startswith(" ")
+        assert item.answer[1:] == item.answer.strip() != ""
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_no_question_is_asked_twice(name: str) -> None:
+    questions = everything(get_task(name))
+    assert len({question.id for question in questions}) == len(questions)
+    assert len({question.text for question in questions}) == len(questions)
+
+
+@pytest.mark.parametrize("name", WORD_TASKS)
+def test_words_are_plain_text_of_single_spaced_words(name: str) -> None:
+    for question in everything(get_task(name)):
+        for text in (question.text, question.answer):
+            assert text.isascii()
+            assert text == " ".join(text.split())
+            assert all(part[0].isalpha() for part in text.split())
+
+
+def test_antonyms_that_share_a_word_share_a_family() -> None:
+    for one, other in combinations(everything(get_task("antonyms")), 2):
+        if {one.text, one.answer} & {other.text, other.answer}:
+            assert one.family == other.family, (one, other)
+
+
+def test_antonyms_are_asked_in_both_directions_and_agree() -> None:
+    opposite = {question.text: question.answer for question in get_task("antonyms").questions}
+    both = [word for word, other in opposite.items() if opposite.get(other) == word]
+    assert len(both) >= 120
+    assert all(word != other for word, other in opposite.items())
+
+
+@pytest.mark.parametrize("name", ["past_tense", "plurals"])
+def test_inflections_of_one_lemma_share_a_family(name: str) -> None:
+    compounds = {"become": "come", "forgive": "give", "understand": "stand", "return": "turn", "discover": "cover"}
+    compounds |= {"woman": "man"}
+    family = {question.text: question.family for question in everything(get_task(name))}
+    forms = {question.text: {question.text, question.answer} for question in everything(get_task(name))}
+    for text, lemma in compounds.items():
+        if text in family:
+            assert family[text] == family[lemma] == lemma
+    for one, other in combinations(forms, 2):
+        if forms[one] & forms[other]:
+            assert family[one] == family[other]
+
+
+def test_a_word_hidden_in_another_by_a_prefix_is_a_family_the_test_above_names() -> None:
+    prefixes = ("be", "for", "under", "re", "dis", "un", "over", "mis", "out", "with", "wo")
+    for name in ("past_tense", "plurals"):
+        family = {question.text: question.family for question in everything(get_task(name))}
+        for text in family:
+            for prefix in prefixes:
+                rest = text.removeprefix(prefix)
+                if rest != text and rest in family:
+                    assert family[text] == family[rest], text
+
+
+def test_every_country_and_every_capital_occurs_once() -> None:
+    questions = everything(get_task("capitals"))
+    assert len({question.answer for question in questions}) == len(questions)
+    assert not {question.answer for question in questions} & {question.text for question in questions}
+
+
+def test_sums_are_right_whole_and_commuted_ones_share_a_family() -> None:
+    task = get_task("addition")
+    family: dict[tuple[int, int], str] = {}
+    for question in everything(task):
+        a, b = (int(part) for part in question.text.split(" + "))
+        assert int(question.answer) == a + b
+        family[a, b] = question.family
+    assert set(family) == {(a, b) for a in range(10) for b in range(10)}
+    assert all(family[a, b] == family[b, a] for a, b in family)
+    assert len(set(family.values())) == 55
+
+
+def test_counting_goes_on_by_one_and_repeats_no_step_of_its_shots() -> None:
+    task = get_task("counting")
+    runs = {question.id: [*map(int, question.text.split()), int(question.answer)] for question in everything(task)}
+    assert all(run == [run[0], run[0] + 1, run[0] + 2] for run in runs.values())
+    shown = {step for shot in task.shots for step in zip(runs[shot.id], runs[shot.id][1:], strict=False)}
+    for question in task.questions:
+        assert not shown & set(zip(runs[question.id], runs[question.id][1:], strict=False))
+
+
+def test_copying_answers_with_the_question_in_the_format_of_the_other_word_tasks() -> None:
+    task = get_task("copying")
+    assert all(question.answer == question.text for question in everything(task))
+    assert task.template == get_task("antonyms").template == get_task("plurals").template
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        (
+            "antonyms",
+            {"good": "bad", "day": "night", "left": "right", "first": "last", "empty": "full", "above": "below"},
+        ),
+        ("past_tense", {"go": "went", "teach": "taught", "swim": "swam", "stop": "stopped", "carry": "carried"}),
+        ("past_tense", {"freeze": "froze", "hide": "hid", "bite": "bit", "eat": "ate", "pay": "paid", "love": "loved"}),
+        ("plurals", {"mouse": "mice", "wolf": "wolves", "hero": "heroes", "monkey": "monkeys", "lady": "ladies"}),
+        ("plurals", {"ox": "oxen", "tax": "taxes", "half": "halves", "foot": "feet", "dog": "dogs"}),
+        ("capitals", {"Australia": "Canberra", "Turkey": "Ankara", "Canada": "Ottawa", "Nigeria": "Abuja"}),
+        ("capitals", {"Switzerland": "Bern", "Malaysia": "Kuala Lumpur", "New Zealand": "Wellington", "Peru": "Lima"}),
+        ("addition", {"7 + 8": "15", "0 + 0": "0", "9 + 9": "18"}),
+        ("counting", {"98 99": "100", "19 20": "21", "1 2": "3"}),
+    ],
+)
+def test_known_answers_are_right(name: str, known: dict[str, str]) -> None:
+    found = answers(name)
+    assert {text: found.get(text) for text in known} == known
+
+
+def test_regular_forms_obey_the_rules_of_spelling() -> None:
+    for lemma, past in answers("past_tense").items():
+        if past.endswith("ed") and past not in {"fed", "led"}:
+            doubled = lemma + lemma[-1] + "ed"
+            assert past in {lemma + "ed", lemma + "d", lemma[:-1] + "ied", doubled}, lemma
+    for noun, plural in answers("plurals").items():
+        if noun.endswith(("s", "x", "ch", "sh")) and noun != "ox":
+            assert plural == noun + "es", noun
+        if noun.endswith("y"):
+            assert plural == (noun + "s" if noun[-2] in "aeiou" else noun[:-1] + "ies"), noun

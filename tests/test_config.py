@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cs_localize.config import StudyConfig, apply_overrides, dump_study, load_study, parse_study
+from cs_localize.errors import UsageError
+
+MINIMAL: dict[str, Any] = {"model": "smollm2-135m-instruct", "tasks": ["antonyms", "plurals"]}
+
+
+def refusal(data: object) -> str:
+    """The message a study is refused with, which must be one line."""
+    with pytest.raises(UsageError) as error:
+        parse_study(data, "study.yaml")
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("study.yaml: ")
+    return message.removeprefix("study.yaml: ")
+
+
+def test_a_model_and_tasks_make_a_study() -> None:
+    study = parse_study(MINIMAL)
+    assert study.tasks == ("antonyms", "plurals")
+    assert study.engine.name == "vllm"
+    assert study.design.requests == 900
+
+
+@pytest.mark.parametrize(
+    ("section", "option"),
+    [
+        (None, "taks"),
+        ("engine", "nmae"),
+        ("design", "request"),
+        ("solver", "alpha"),
+        ("select", "limits"),
+        ("confirm", "draws"),
+        ("crosscheck", "dosis"),
+    ],
+)
+def test_an_unknown_option_is_named(section: str | None, option: str) -> None:
+    data = {**MINIMAL, option: 1} if section is None else {**MINIMAL, section: {option: 1}}
+    where = option if section is None else f"{section}.{option}"
+    assert refusal(data) == f"unknown option '{where}'"
+
+
+def test_an_unknown_option_two_sections_deep_is_named() -> None:
+    assert refusal({**MINIMAL, "design": {"pilot": {"heads": 3}}}) == "unknown option 'design.pilot.heads'"
+
+
+def test_the_first_of_several_problems_is_named_and_the_others_counted() -> None:
+    message = refusal({**MINIMAL, "one": 1, "two": 2, "three": 3})
+    assert message == "unknown option 'one' (and 2 more)"
+
+
+def test_a_missing_model_is_named() -> None:
+    assert refusal({"tasks": ["antonyms"]}) == "'model' is required"
+
+
+@pytest.mark.parametrize("data", [None, [], "model", 3])
+def test_what_is_no_mapping_is_refused_with_an_example(data: object) -> None:
+    assert refusal(data) == "expected 'key: value' lines such as 'model: smollm2-135m-instruct'"
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value"),
+    [
+        (None, "tasks", []),
+        (None, "search_items", 0),
+        (None, "held_out_items", 0),
+        (None, "seed", -1),
+        ("engine", "name", "jax"),
+        ("engine", "dtype", "float16"),
+        ("engine", "workers", 0),
+        ("engine", "threads", 0),
+        ("engine", "unit_tokens", 0),
+        ("engine", "max_num_seqs", 4097),
+        ("engine", "neuron_slots", 0),
+        ("engine", "gpu_memory_utilization", 1.1),
+        ("engine", "kv_cache_gib", 0),
+        ("engine", "tensor_parallel", 0),
+        ("design", "kind", "hadamard"),
+        ("design", "requests", 0),
+        ("design", "density", 0.51),
+        ("design", "density", 0),
+        ("design", "fragile_density", 0),
+        ("design", "block", 0),
+        ("solver", "name", "ridge"),
+        ("select", "share", 0),
+        ("select", "share", 1.01),
+        ("select", "limit", 0),
+        ("select", "bootstrap", -1),
+        ("confirm", "random_draws", -1),
+        ("confirm", "random_on", "controls"),
+        ("confirm", "bootstrap", 99),
+        ("crosscheck", "items", 1),
+        ("crosscheck", "sigma", 0),
+        ("crosscheck", "random_draws", 0),
+        ("crosscheck", "dose", ["few"]),
+        (None, "model", 3),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused_by_the_name_of_its_option(
+    section: str | None, option: str, value: object
+) -> None:
+    data = {**MINIMAL, option: value} if section is None else {**MINIMAL, section: {option: value}}
+    where = option if section is None else f"{section}.{option}"
+    assert refusal(data).startswith(f"'{where}")
+
+
+def test_a_task_listed_twice_is_refused() -> None:
+    message = refusal({**MINIMAL, "tasks": ["plurals", "antonyms", "plurals"]})
+    assert message == "'tasks': plurals is listed twice"
+    assert refusal({**MINIMAL, "controls": ["copying", "copying"]}) == "'controls': copying is listed twice"
+
+
+def test_a_task_is_not_its_own_control() -> None:
+    message = refusal({**MINIMAL, "controls": ["copying", "plurals"]})
+    assert message == "plurals is both in tasks and in controls; a task of the study is a control already"
+
+
+def test_only_tasks_of_the_study_are_cross_checked() -> None:
+    assert parse_study({**MINIMAL, "crosscheck": {"tasks": ["plurals"]}}).crosscheck.tasks == ("plurals",)
+    message = refusal({**MINIMAL, "controls": ["copying"], "crosscheck": {"tasks": ["copying"]}})
+    assert message == "crosscheck.tasks names copying, which is not in tasks"
+
+
+def test_more_heads_cannot_be_named_than_are_candidates() -> None:
+    assert refusal({**MINIMAL, "select": {"limit": 11}}) == "'select': limit (11) cannot exceed candidates (10)"
+
+
+def test_a_study_cannot_be_changed_once_validated() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_study(MINIMAL).__setattr__("seed", 3)
+
+
+def test_the_written_study_is_the_same_study_with_every_default_spelt_out(tmp_path: Path) -> None:
+    study = parse_study({**MINIMAL, "controls": ["copying"], "solver": {"options": {"alpha": 0.02}}})
+    path = tmp_path / "study.yaml"
+    path.write_text(dump_study(study), encoding="utf-8")
+    assert load_study(path) == study
+    assert yaml.safe_load(dump_study(study))["design"]["pilot"] == {"requests_a_layer": 2, "heads_a_mask": 3}
+    assert dump_study(load_study(path)) == dump_study(study)
+
+
+def test_every_option_has_a_description() -> None:
+    sections = [StudyConfig]
+    bare = []
+    for section in sections:
+        for name, field in section.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and hasattr(inner, "model_fields"):
+                sections.append(inner)
+            elif not (field.description or "").endswith("."):
+                bare.append(f"{section.__name__}.{name}")
+    assert len(sections) == 8
+    assert bare == []
+
+
+def study_file(folder: Path, text: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_overrides_reach_into_sections_and_their_values_are_yaml(tmp_path: Path) -> None:
+    path = study_file(tmp_path, yaml.safe_dump({**MINIMAL, "design": {"requests": 300}}))
+    study = load_study(
+        path,
+        (
+            "design.requests=600",
+            "design.pilot.heads_a_mask=2",
+            "tasks=[capitals, addition]",
+            "ledger=null",
+            "crosscheck.enabled=false",
+            "solver.options.alpha=0.05",
+            "model=path/with=sign",
+        ),
+    )
+    assert study.design.requests == 600
+    assert study.design.pilot.heads_a_mask == 2
+    assert study.design.pilot.requests_a_layer == 2
+    assert study.tasks == ("capitals", "addition")
+    assert study.ledger is None
+    assert not study.crosscheck.enabled
+    assert study.solver.options == {"alpha": 0.05}
+    assert study.model == "path/with=sign"
+
+
+def test_the_last_override_of_an_option_holds() -> None:
+    assert apply_overrides({}, ("a.b=1", "a.c=2", "a.b=3")) == {"a": {"b": 3, "c": 2}}
+
+
+def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
+    data = {"a": {"b": {"c": 1}}}
+    assert apply_overrides(data, ("a.b.c=2", "a.d=3")) == {"a": {"b": {"c": 2}, "d": 3}}
+    assert data == {"a": {"b": {"c": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("design.requests", "write it as section.option=value"),
+        ("=3", "write it as section.option=value"),
+        ("design..requests=3", "write it as section.option=value"),
+        ("design.=3", "write it as section.option=value"),
+        ("model.name=3", "'model' is not a section"),
+        ("design.requests=[1", "the value is not valid YAML"),
+        ("design.request=3", "unknown option 'design.request'"),
+        ("design.requests=many", "'design.requests'"),
+    ],
+)
+def test_a_malformed_override_is_refused_in_one_line(override: str, message: str, tmp_path: Path) -> None:
+    path = study_file(tmp_path, yaml.safe_dump(MINIMAL))
+    with pytest.raises(UsageError) as error:
+        load_study(path, (override,))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [", "is not valid YAML"),
+        ("model: a\n  tasks: b\n", "is not valid YAML"),
+        ("\tmodel: a", "is not valid YAML"),
+        ("", "expected 'key: value' lines"),
+        ("- model\n- tasks\n", "expected 'key: value' lines"),
+        ("model: !!python/object:os.system {}\n", "is not valid YAML"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = study_file(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        load_study(path)
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no study file at"):
+        load_study(tmp_path / "absent.yaml")
+    with pytest.raises(UsageError, match="cannot read"):
+        load_study(tmp_path)
+    path = tmp_path / "study.yaml"
+    path.write_bytes(b"model: \xff\xfe")
+    with pytest.raises(UsageError, match="cannot read"):
+        load_study(path)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.studies import planted, write_study
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A cluster as a user starts it, on ports of its own; yields the address of its job server."""
+    port, dashboard = _free_ports(2)
+    head = subprocess.Popen(
+        [
+            *(str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=2"),
+            *("--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={dashboard}"),
+            *("--dashboard-host=127.0.0.1", "--object-store-memory=134217728"),
+        ],
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        _wait_for_jobs(address)
+        yield address
+    finally:
+        head.terminate()
+        head.wait(timeout=60)
+
+
+def test_discover_runs_under_ray_job_submit_and_returns_the_exit_code(cluster: str, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", planted(design__requests=200, confirm__random_draws=1))
+
+    job = _submit(cluster, "jobs/discover.py", str(study), "--out", str(tmp_path / "out"))
+
+    assert job.returncode == 0, job.stdout + job.stderr
+    heads = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
+    assert all(finding["named"] for finding in heads["tasks"].values())
+
+
+def test_a_job_with_a_mistake_fails_with_one_line(cluster: str, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", planted(tasks=["antonymz"]))
+
+    job = _submit(cluster, "jobs/discover.py", str(study), "--out", str(tmp_path / "out"))
+
+    assert job.returncode != 0
+    assert "cs-localize: " in job.stdout + job.stderr
+    assert "Traceback" not in job.stdout
+
+
+@pytest.mark.vllm
+@pytest.mark.model
+def test_ablate_runs_under_ray_job_submit_on_the_real_model(cluster: str, tmp_path: Path) -> None:
+    job = _submit(
+        *(cluster, "jobs/ablate.py", "--model", "smollm2-135m-instruct", "--heads", "L0H0,L0H1", "--tasks", "copying"),
+        *("--limit", "8", "--workers", "1", "--ledger", str(tmp_path / "ledger")),
+    )
+
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "copying" in job.stdout
+
+
+def _submit(address: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(str(BIN / "ray"), "job", "submit", "--address", address, "--working-dir", str(ROOT)),
+            *("--", str(BIN / "python"), script, *arguments),
+        ],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    }
+
+
+def _wait_for_jobs(address: str, patience_s: float = 90.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        listing = subprocess.run(
+            [str(BIN / "ray"), "job", "list", "--address", address],
+            env=_environment(),
+            capture_output=True,
+            check=False,
+        )
+        if listing.returncode == 0:
+            return
+        assert time.monotonic() < deadline, listing.stderr
+        time.sleep(1)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

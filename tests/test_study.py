@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cs_localize.config import dump_study
+from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.measure.planted import PlantedEngine
+from cs_localize.report import write_report
+from cs_localize.session import engine_spec
+from cs_localize.study import StudyResult, load_result, run_study
+from tests.studies import TASKS, command, planted, planted_config, repeated_keys, write_study
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    return run_study(planted_config(), tmp_path_factory.mktemp("study"))
+
+
+def test_a_study_ranks_each_tasks_strongest_planted_head_first(finished: StudyResult) -> None:
+    config = planted_config()
+    spec, _ = engine_spec(config.model, config.engine, TASKS)
+    engine = PlantedEngine.from_spec(spec)
+
+    for task, finding in finished.heads.tasks.items():
+        assert finding.ranking[0].head == str(next(iter(engine.truth(task))))
+        assert finding.named[0] == finding.ranking[0].head
+        assert not set(finding.named) & set(finished.heads.universal)
+
+
+@pytest.mark.parametrize("solver", ["lasso", "cvxpy"])
+def test_both_solvers_are_reachable_from_a_study_and_name_the_same_first_head(
+    finished: StudyResult, tmp_path: Path, solver: str
+) -> None:
+    config = planted_config(solver__name=solver, ledger=str(finished.out / "ledger"), confirm__enabled=False)
+
+    result = run_study(config, tmp_path)
+
+    assert result.heads.solver == solver
+    for task, finding in result.heads.tasks.items():
+        assert finding.named[0] == finished.heads.tasks[task].named[0]
+
+
+def test_a_study_leaves_every_file_the_design_promises(finished: StudyResult) -> None:
+    names = {path.name for path in finished.out.iterdir()}
+
+    assert {"study.yaml", "design.npz", "ledger", "heads.json", "confirm.json", "report.html", "events.jsonl"} <= names
+    assert load_result(finished.out).heads == finished.heads
+    for line in (finished.out / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        assert "event" in json.loads(line) or "kind" in json.loads(line)
+
+
+def test_the_requests_spent_are_those_in_the_ledger(finished: StudyResult) -> None:
+    config = planted_config()
+    for finding in finished.heads.tasks.values():
+        assert finding.requests == config.design.requests + config.select.candidates * config.select.items
+
+
+def test_zeroing_the_named_heads_hurts_their_task_more_than_the_controls(finished: StudyResult) -> None:
+    confirm = finished.confirm
+    assert confirm is not None
+    for task, row in confirm.matrix.items():
+        controls = [drop.drop for other, drop in row.items() if other != task]
+        assert row[task].drop > 3 * max(sum(controls) / len(controls), 0.01)
+
+
+def test_an_edited_effect_in_heads_json_shows_on_the_page(finished: StudyResult, tmp_path: Path) -> None:
+    for name in ("heads.json", "confirm.json", "study.yaml"):
+        (tmp_path / name).write_bytes((finished.out / name).read_bytes())
+    data = json.loads((tmp_path / "heads.json").read_text(encoding="utf-8"))
+    data["tasks"]["antonyms"]["ranking"][0]["effect"] = 4.3217
+    (tmp_path / "heads.json").write_text(json.dumps(data), encoding="utf-8")
+
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+
+    assert "4.32" in page
+    assert "4.32" not in (finished.out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_same_study_again_measures_nothing_and_writes_the_same_bytes(finished: StudyResult) -> None:
+    before = {name: (finished.out / name).read_bytes() for name in ("heads.json", "confirm.json", "report.html")}
+    parts = sorted((finished.out / "ledger").glob("*.parquet"))
+
+    run_study(planted_config(), finished.out)
+
+    assert {name: (finished.out / name).read_bytes() for name in before} == before
+    assert sorted((finished.out / "ledger").glob("*.parquet")) == parts
+
+
+def test_another_study_in_the_same_folder_takes_the_old_results_away_and_keeps_the_ledger(
+    finished: StudyResult, tmp_path: Path
+) -> None:
+    (tmp_path / "study.yaml").write_text(dump_study(planted_config(seed=1)), encoding="utf-8")
+    (tmp_path / "confirm.json").write_text("{}", encoding="utf-8")
+
+    run_study(
+        planted_config(confirm__enabled=False, ledger=str(finished.out / "ledger"), design__requests=200), tmp_path
+    )
+
+    assert not (tmp_path / "confirm.json").exists()
+
+
+@pytest.mark.parametrize("victim", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_driver_that_is_stopped_and_started_again_writes_the_same_heads_json(
+    finished: StudyResult, tmp_path: Path, victim: signal.Signals
+) -> None:
+    study = write_study(tmp_path / "study.yaml", planted(engine__planted__delay_s=0.2))
+    arguments = command("run", str(study), "--out", str(tmp_path / "out"))
+    driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    ledger = tmp_path / "out" / "ledger"
+    _wait_for(lambda: len(list(ledger.glob("*.parquet"))) >= 4)
+    os.kill(driver.pid, victim)
+    code = driver.wait(timeout=60)
+    stopped_at = len(list(ledger.glob("*.parquet")))
+
+    again = subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    assert code != 0
+    assert again.returncode == 0, again.stderr
+    assert stopped_at < len(list(ledger.glob("*.parquet")))
+    assert repeated_keys(ledger) == 0
+    expected = json.loads((finished.out / "heads.json").read_text(encoding="utf-8"))
+    found = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
+    found["provenance"]["command"] = expected["provenance"]["command"]
+    assert found == expected
+
+
+def test_a_planted_study_refuses_the_cross_check(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"crosscheck\.enabled to false"):
+        run_study(planted_config(crosscheck__enabled=True), tmp_path)
+
+
+def test_an_unknown_task_is_one_line_and_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="antonym"):
+        run_study(planted_config(tasks=["antonymz"]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    with pytest.raises(CsLocalizeError, match="--out"):
+        run_study(planted_config(), tmp_path / "file")
+
+
+def _wait_for(condition: object, patience_s: float = 90.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "the study did not get going"
+        time.sleep(0.05)
