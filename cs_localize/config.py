@@ -33,7 +33,10 @@ class EngineConfig(_Section):
     unit_tokens: int = Field(6000, ge=1, description="Tokens of one work unit; what an interruption can lose.")
     max_num_seqs: int = Field(128, ge=1, le=4096, description="Most requests in one vLLM step.")
     block_size: int = Field(
-        32, ge=16, description="Tokens of one KV-cache block; shorter shared prefixes are computed again."
+        32,
+        ge=32,
+        multiple_of=32,
+        description="Tokens of one KV-cache block; shorter shared prefixes are computed again.",
     )
     neuron_slots: int = Field(24, ge=1, le=1024, description="Most different neuron ablations in one vLLM step.")
     eager: bool = Field(True, description="Skip compilation: slower steps, much faster start.")
@@ -72,13 +75,16 @@ class SolverConfig(_Section):
 
 
 class SelectConfig(_Section):
-    """How many heads to name, on search items alone."""
+    """Which heads to name, on search items alone."""
 
-    candidates: int = Field(10, ge=1, description="Heads of the ranking that are zeroed together, k = 1 up to this.")
-    items: int = Field(24, ge=2, description="Search items a task that this is measured on.")
+    candidates: int = Field(10, ge=1, description="Heads of the ranking that are tried, most specific first.")
+    items: int = Field(
+        24, ge=2, description="Search items that each is tried on, and as many of the controls together."
+    )
     limit: int = Field(5, ge=1, description="Most heads to name.")
-    share: float = Field(
-        0.8, gt=0, le=1, description="Name the smallest k that reaches this share of the damage of all candidates."
+    share: float = Field(0.9, gt=0, le=1, description="Stop when this share of the accuracy on search items is gone.")
+    ratio: float = Field(
+        3.0, ge=0, description="Damage a named head adds to its task, at least, by that to the controls."
     )
     bootstrap: int = Field(200, ge=1, description="Resamples behind the intervals of effects.")
 
@@ -96,6 +102,7 @@ class ConfirmConfig(_Section):
     random_draws: int = Field(19, ge=0, description="Draws of random heads from the same layers.")
     random_on: Literal["target", "all"] = Field("all", description="Tasks that random heads are measured on.")
     curve: int = Field(10, ge=0, description="Knockout curve up to this many heads.")
+    curve_on: Literal["target", "all"] = Field("all", description="Tasks that the curve is measured on.")
     bootstrap: int = Field(2000, ge=100, description="Resamples behind the intervals of drops.")
 
 

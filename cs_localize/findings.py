@@ -50,7 +50,7 @@ class TaskFinding(_File):
     reason: str = Field(description="Why this many heads are named.")
     ranking: list[RankedHead] = Field(description="All heads, most specific first.")
     search_curve: list[float] = Field(
-        description="Mean score lost on search items with the first k heads zeroed, k = 0, 1, …."
+        description="Mean score lost on search items with the first k named heads zeroed, k = 0, 1, …."
     )
     baseline_score: float = Field(
         description="Mean log-probability of the reference answer on search items, unablated."
@@ -124,7 +124,9 @@ class ConfirmFile(_File):
     curve: dict[str, list[float]] = Field(
         description="Accuracy with the first k heads of the ranking zeroed, k = 0, 1, …."
     )
-    control_curve: dict[str, list[float]] = Field(description="Mean accuracy of the controls under the same ablations.")
+    control_curve: dict[str, list[float]] = Field(
+        description="Mean accuracy of the controls under the same ablations; empty if not measured."
+    )
     noise: float = Field(description="Share of graded answers that differ between two unablated runs.")
     requests: int = Field(description="Requests of the confirmation.")
     tokens: int = Field(description="Their tokens.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,18 @@ from cs_localize.design import Design, draw_design, fragile_layers, inclusion_ra
 from cs_localize.findings import RankedHead, TaskFinding
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Measurer
+from cs_localize.naming import Naming, name_heads, start_naming
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import (
     EffectIntervals,
     SpecificityResult,
     bootstrap_intervals,
-    choose_count,
     held_back_fit,
     make_solver,
     rank_heads,
     specificity,
     universal_heads,
 )
-
-_CURVE_FLOOR = 8.0  # nats: one destroyed item must not decide how many heads are named
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class SearchResult:
     Attributes:
         findings: by task.
         ranking: by task, all heads, most specific first.
-        candidates: by task, the first heads of the ranking that are not universal.
+        candidates: by task, the named heads, then the others among the first of the ranking; no universal ones.
         universal: heads that hurt every task, worst first.
         fragile: layers the design spared.
         designs: by task, every masked request but those that count the heads, the pilot's first.
@@ -58,35 +57,6 @@ class SearchResult:
     def named(self) -> dict[str, tuple[Head, ...]]:
         """The named heads by task."""
         return {task: tuple(map(Head.parse, finding.named)) for task, finding in self.findings.items()}
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """Damage on search items with the first k candidates of a task zeroed together.
-
-    Attributes:
-        damage: ``[k_max + 1, items]`` nats; the first row is zero.
-        tokens: tokens of its requests.
-    """
-
-    damage: NDArray[np.float64]
-    tokens: int
-
-    @property
-    def requests(self) -> int:
-        """Requests it took: every k but 0."""
-        return self.damage[1:].size
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """``[k_max + 1]`` mean over items."""
-        return np.asarray(self.damage.mean(axis=1))
-
-    @property
-    def error(self) -> float:
-        """Standard error of the last mean, in nats."""
-        last = self.damage[-1]
-        return float(last.std(ddof=1) / np.sqrt(len(last))) if len(last) > 1 else float(np.abs(last).max())
 
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
@@ -140,7 +110,11 @@ class Search:
             task: tuple(head for head in heads if head not in universal)[: self.config.select.candidates]
             for task, heads in ranking.items()
         }
-        curves = self._curves(candidates, baseline)
+        namings = {
+            task: start_naming(task, candidates[task], self.items, baseline, self._controls(task), self.config.select)
+            for task in table.tasks
+        }
+        name_heads(list(namings.values()), self.config.select, self.measurer)
         fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
         findings = {}
         for number, task in enumerate(table.tasks):
@@ -148,8 +122,10 @@ class Search:
             rng = generator(self.config.seed, "bootstrap", task)
             intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
             findings[task] = TaskFinding(
-                **self._naming(task, candidates[task], curves[task]),
-                **self._spending(task, table, baseline, designs[task], curves[task]),
+                named=[str(head) for head in namings[task].kept],
+                reason=namings[task].reason(self.config.select),
+                search_curve=namings[task].curve,
+                **self._spending(table, baseline[task], designs[task], namings[task]),
                 ranking=_ranked(self.shape, number, table.tasks, order[number], effects, contrast, intervals),
                 fit=float(fit[number]),
             )
@@ -157,7 +133,7 @@ class Search:
         return SearchResult(
             findings,
             ranking,
-            candidates,
+            {task: _named_first(candidates[task], namings[task].kept) for task in table.tasks},
             universal,
             fragile,
             designs,
@@ -232,62 +208,26 @@ class Search:
             tokens=np.array([outcome.tokens for outcome in outcomes]),
         )
 
-    def _curves(
-        self, candidates: Mapping[str, Sequence[Head]], baseline: Mapping[str, Sequence[Outcome]]
-    ) -> dict[str, _Curve]:
-        asked = {task: items[: self.config.select.items] for task, items in self.items.items()}
-        requests = [
-            self.measurer.request(item, Ablation.of(heads[:k]))
-            for task, heads in candidates.items()
-            for k in range(1, len(heads) + 1)
-            for item in asked[task]
-        ]
-        outcomes = iter(self.measurer.measure(requests, "count"))
-        curves = {}
-        for task, heads in candidates.items():
-            before = np.array([outcome.score for outcome in baseline[task][: len(asked[task])]])
-            rows = [[next(outcomes) for _ in asked[task]] for _ in heads]
-            after = np.array([[outcome.score for outcome in row] for row in rows]).reshape(-1, len(before))
-            damage = np.minimum(before - after, _CURVE_FLOOR)
-            tokens = sum(outcome.tokens for row in rows for outcome in row)
-            curves[task] = _Curve(np.concatenate([np.zeros((1, len(before))), damage]), tokens)
-        return curves
-
-    def _naming(self, task: str, heads: Sequence[Head], curve: _Curve) -> dict[str, object]:
-        select = self.config.select
-        k = choose_count(curve.mean, curve.error, select.share, select.limit)
-        if k == 0:
-            reason = f"zeroing all {len(heads)} candidates does no damage beyond its error, so no head is named"
-        else:
-            share = curve.mean[k] / curve.mean[-1]
-            reason = f"the first {k} of the ranking do {share:.0%} of the damage that {len(heads)} do on search items"
-            if share < select.share:
-                reason += f"; select.limit allows no more than {select.limit}"
-        return {
-            "named": [str(head) for head in heads[:k]],
-            "reason": reason,
-            "search_curve": [float(mean) for mean in curve.mean],
-        }
+    def _controls(self, task: str) -> list[str]:
+        return [other for other in self.items if other != task and other not in self.relatives.get(task, ())]
 
     def _spending(
-        self,
-        task: str,
-        table: MeasurementTable,
-        baseline: Mapping[str, Sequence[Outcome]],
-        design: Design,
-        curve: _Curve,
-    ) -> dict[str, object]:
-        unablated = baseline[task]
-        rows = table.rows_of(task)
+        self, table: MeasurementTable, unablated: Sequence[Outcome], design: Design, naming: Naming
+    ) -> dict[str, Any]:
+        rows = table.rows_of(naming.task)
         return {
             "baseline_score": float(np.mean([outcome.score for outcome in unablated])),
             "baseline_accuracy": float(np.mean([outcome.correct for outcome in unablated])),
             "items": len(unablated),
             "tests_a_head": design.coverage().tests_min,
-            "requests": len(rows) + curve.requests,
+            "requests": len(rows) + naming.requests,
             "baseline_requests": len(unablated),
-            "tokens": int(table.tokens[rows].sum()) + curve.tokens + sum(outcome.tokens for outcome in unablated),
+            "tokens": int(table.tokens[rows].sum()) + naming.tokens + sum(outcome.tokens for outcome in unablated),
         }
+
+
+def _named_first(candidates: Sequence[Head], named: Sequence[Head]) -> tuple[Head, ...]:
+    return (*named, *(head for head in candidates if head not in named))
 
 
 def _ranked(

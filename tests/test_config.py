@@ -81,7 +81,6 @@ def test_what_is_no_mapping_is_refused_with_an_example(data: object) -> None:
         ("engine", "neuron_slots", 0),
         ("engine", "gpu_memory_utilization", 1.1),
         ("engine", "kv_cache_gib", 0),
-        ("engine", "tensor_parallel", 0),
         ("design", "kind", "hadamard"),
         ("design", "requests", 0),
         ("design", "density", 0.51),

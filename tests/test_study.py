@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from cs_localize.config import dump_study
@@ -58,10 +59,17 @@ def test_a_study_leaves_every_file_the_design_promises(finished: StudyResult) ->
         assert "event" in json.loads(line) or "kind" in json.loads(line)
 
 
-def test_the_requests_spent_are_those_in_the_ledger(finished: StudyResult) -> None:
-    config = planted_config()
-    for finding in finished.heads.tasks.values():
-        assert finding.requests == config.design.requests + config.select.candidates * config.select.items
+def test_the_requests_of_a_task_are_the_masked_rows_of_the_ledger(finished: StudyResult) -> None:
+    tables = [pq.read_table(part) for part in (finished.out / "ledger").glob("*.parquet")]
+    rows = [row for table in tables for row in table.select(["task", "mode", "ablation"]).to_pylist()]
+    for task, finding in finished.heads.tasks.items():
+        masked = [row for row in rows if row["mode"] == "score" and row["ablation"]]
+        own = sum(row["task"] == task for row in masked)
+        # The naming of one task asks the others' items as controls, so only the sum over tasks is exact.
+        assert own >= planted_config().design.requests
+        assert finding.requests >= planted_config().design.requests
+    spent = sum(finding.requests for finding in finished.heads.tasks.values())
+    assert len(masked) <= spent <= len(masked) + 0.02 * spent, "repeated requests are asked once and are few"
 
 
 def test_zeroing_the_named_heads_hurts_their_task_more_than_the_controls(finished: StudyResult) -> None:

@@ -47,13 +47,14 @@ class _Plan:
         """Rows of the table whose p-values are corrected together: every task's heads, then the universal ones."""
         return [*self.own.items(), *([(_UNIVERSAL, self.universal)] if self.universal else [])]
 
-    def cells(self, random_on_controls: bool) -> Iterator[Cell]:
+    def cells(self, curve_on_controls: bool, random_on_controls: bool) -> Iterator[Cell]:
         """Everything to measure besides the baseline; one ablation's tasks come together."""
         for _, ablation in self.rows():
             yield from ((task, ablation) for task in self.tasks)
         for target, ablations in self.curves.items():
             for ablation in ablations:
-                yield from ((task, ablation) for task in (target, *self.controls[target]))
+                measured = (target, *self.controls[target]) if curve_on_controls else (target,)
+                yield from ((task, ablation) for task in measured)
         for target, draws in self.draws.items():
             for heads in draws:
                 measured = (target, *self.controls[target]) if random_on_controls else (target,)
@@ -96,7 +97,7 @@ def confirm_heads(
         UsageError: if a task has no held-out items or a head does not exist.
     """
     plan = _plan(held_out, named, ranking, universal, relatives, shape, config, seed)
-    answers = ask(measurer, held_out, plan.cells(config.random_on == "all"), "confirm")
+    answers = ask(measurer, held_out, plan.cells(config.curve_on == "all", config.random_on == "all"), "confirm")
     again = repeat([measurer.request(item, BASELINE, "generate") for items in held_out.values() for item in items])
     first = np.concatenate([answers.correct[task, BASELINE] for task in plan.tasks])
     table = _table(answers, plan, config.bootstrap, seed)
@@ -117,6 +118,7 @@ def confirm_heads(
         control_curve={
             task: [answers.mean_accuracy(plan.controls[task], a) for a in curve] if plan.controls[task] else []
             for task, curve in plan.curves.items()
+            if config.curve_on == "all"
         },
         noise=float(np.mean(first != np.array([outcome.correct for outcome in again]))),
         requests=answers.requests + len(again),

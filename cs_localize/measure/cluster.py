@@ -1,4 +1,4 @@
-"""The Ray that workers run on: a local one of our own, or a cluster that is already there."""
+"""The Ray that workers run on, a local one or a cluster that is already there, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import logging
 import math
 import os
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError
 from cs_localize.measure.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from ray.exceptions import RayError, RayTaskError
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Units and outcomes are small; Ray's own default would reserve a third of the memory."""
@@ -59,7 +62,7 @@ class RaySession:
                 ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
-                    f"no Ray cluster answers at '{self._address}' ({' '.join(str(error).split())[:200]}); "
+                    f"no Ray cluster answers at '{self._address}' ({_one_line(error)}); "
                     "unset RAY_ADDRESS to run on this machine"
                 ) from None
         self._owned = True
@@ -109,6 +112,28 @@ def describe_shortage(threads: int, gpus: float) -> str:
     """What a worker waits for and what the cluster has free, for messages."""
     ray: Any = importlib.import_module("ray")
     return f"each asks for {_wanted(threads, gpus)}; free in the cluster now: {_resources(ray.available_resources())}"
+
+
+def engine_error(error: RayTaskError, engine: str) -> CsLocalizeError:
+    """What an engine raised in its worker, as if it had been raised here, in one line."""
+    cause = error.cause
+    if isinstance(cause, CsLocalizeError):
+        return type(cause)(_one_line(cause))
+    return MeasurementError(f"the {engine} engine failed: {type(cause).__name__}: {_one_line(cause)}")
+
+
+def death_reason(error: RayError) -> str:
+    """Why a worker died, in one line; Ray takes many, of which the detail of the exit says most."""
+    *_, detail = " ".join(str(error).split()).rpartition("Worker exit detail: ")
+    return f"{type(error).__name__}: {_shorten(detail)}"
+
+
+def _one_line(error: BaseException) -> str:
+    return _shorten(" ".join(str(error).split()))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _room(resources: dict[str, float], threads: int, gpus: float) -> int:

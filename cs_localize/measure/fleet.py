@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError
-from cs_localize.measure.cluster import RaySession, check_room, describe_shortage, worker_environment
+from cs_localize.errors import MeasurementError, UsageError
+from cs_localize.measure.cluster import (
+    RaySession,
+    check_room,
+    death_reason,
+    describe_shortage,
+    engine_error,
+    worker_environment,
+)
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.measure.units import Unit, UnitQueue
@@ -155,9 +162,9 @@ class Fleet:
             try:
                 found.append(ray.get(call, timeout=_EVIDENCE_PATIENCE_S))
             except ray.exceptions.RayTaskError as error:
-                raise _as_ours(error, self._spec) from error
+                raise engine_error(error, self._spec.name) from error
             except ray.exceptions.RayError as error:
-                _LOG.warning("a worker shows no evidence (%s)", _reason(error))
+                _LOG.warning("a worker shows no evidence (%s)", death_reason(error))
         return found
 
     def close(self) -> None:
@@ -218,7 +225,7 @@ class Fleet:
         try:
             answer = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            raise _as_ours(error, self._spec) from error
+            raise engine_error(error, self._spec.name) from error
         except ray.exceptions.RayError as error:
             self._replace(worker, error, queue)
             return None
@@ -238,7 +245,7 @@ class Fleet:
             return
         worker.dead = True
         units = list(worker.units)
-        reason = _reason(cause)
+        reason = death_reason(cause)
         self._notify("worker_lost", worker=worker.number, units=len(units), reason=reason)
         _LOG.warning("worker %d died (%s); starting another", worker.number, reason)
         if units:
@@ -283,26 +290,3 @@ def _end(worker: _Worker) -> None:
 
     if ray.is_initialized():
         ray.kill(worker.actor, no_restart=True)
-
-
-def _as_ours(error: RayError, spec: EngineSpec) -> CsLocalizeError:
-    """What an engine raised in its worker, as if it had been raised here, in one line."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, CsLocalizeError):
-        return type(cause)(_one_line(cause))
-    source = cause if isinstance(cause, BaseException) else error
-    return MeasurementError(f"the {spec.name} engine failed: {type(source).__name__}: {_one_line(source)}")
-
-
-def _reason(error: RayError) -> str:
-    """Ray explains a death over many lines; what happened comes first in the detail of the exit, where there is one."""
-    *_, detail = " ".join(str(error).split()).rpartition("Worker exit detail: ")
-    return f"{type(error).__name__}: {_shorten(detail)}"
-
-
-def _one_line(error: BaseException) -> str:
-    return _shorten(" ".join(str(error).split()))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:297]}..."

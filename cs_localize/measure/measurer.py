@@ -17,8 +17,6 @@ from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
 
-_MAX_TOKENS = 16
-
 
 class Answering(Protocol):
     """What the measurer needs of a fleet."""
@@ -117,8 +115,8 @@ class LedgerMeasurer:
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
         """The request for one item under one ablation, tokenized.
 
-        Generating stops after 16 tokens, or one after the reference answer's length where that is longer, so that
-        every answer can be given and told from a longer one.
+        Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller
+        tokens and to tell it from a longer one, and no more for a broken model to ramble in.
 
         Raises:
             UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
@@ -126,7 +124,7 @@ class LedgerMeasurer:
         """
         ablation.check(self._spec.shape)
         prompt_ids, answer_ids = self._encoder.encode(item)
-        max_tokens = max(_MAX_TOKENS, len(answer_ids) + 1)
+        max_tokens = 2 * len(answer_ids) + 2
         if mode == "generate":
             check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
         return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)

@@ -125,6 +125,10 @@ class PlantedEngine:
             raise UsageError(f"the planted engine has no option '{unknown[0]}'; it has {', '.join(known)}")
         if "tasks" not in options or isinstance(options["tasks"], str):
             raise UsageError("the planted engine needs 'tasks', a list of task names")
+        for name, value in options.items():
+            whole = isinstance(known[name].default, int)
+            if name != "tasks" and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
+                raise UsageError(f"the planted engine's '{name}' must be a {'whole ' if whole else ''}number")
         return cls(shape, PlantedOptions(**{**options, "tasks": tuple(options["tasks"])}))
 
     @classmethod

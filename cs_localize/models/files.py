@@ -21,6 +21,7 @@ _SMALL = (
 )
 _INDEX = "model.safetensors.index.json"
 _WHOLE_BYTES = 2 << 30
+_LARGEST_HEADER = 100_000_000  # bytes; the limit of the format, so that another file's first bytes are not believed
 _PIECES = 16
 _PIECE_BYTES = 64 << 10
 
@@ -78,7 +79,7 @@ def _pieces(file: Path, whole: bool) -> Iterator[bytes]:
             while piece := stream.read(1 << 20):
                 yield piece
             return
-        header = stream.read(int.from_bytes(stream.read(8), "little"))
+        header = stream.read(min(int.from_bytes(stream.read(8), "little"), _LARGEST_HEADER))
         yield header
         start = 8 + len(header)
         for begin, end in _extents(header, file):

@@ -42,7 +42,10 @@ def fetch(name: str, revision: str | None = None) -> Path:
     fetched = _download(name, revision)
     missing = what_is_missing(fetched)
     if missing:
-        raise UsageError(f"the hub model '{name}' has no {missing.removeprefix('a ')}, so it cannot be loaded here")
+        raise UsageError(
+            f"'{name}' lacks {missing}, as far as it could be fetched: the hub model has none, or the hub cannot be "
+            "reached; choose a model with safetensors weights, or connect"
+        )
     return fetched
 
 

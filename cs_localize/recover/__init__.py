@@ -1,7 +1,7 @@
 """From outcomes to heads: sparse solvers, specificity, and how many heads to name."""
 
 from cs_localize.recover.convex import ConvexSolver
-from cs_localize.recover.count import choose_count
+from cs_localize.recover.count import adds_specific_damage
 from cs_localize.recover.evidence import EffectIntervals, bootstrap_intervals, held_back_fit
 from cs_localize.recover.lasso import LassoSolver
 from cs_localize.recover.solver import SOLVERS, Solver, make_solver
@@ -14,8 +14,8 @@ __all__ = [
     "LassoSolver",
     "Solver",
     "SpecificityResult",
+    "adds_specific_damage",
     "bootstrap_intervals",
-    "choose_count",
     "held_back_fit",
     "make_solver",
     "rank_heads",

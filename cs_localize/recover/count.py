@@ -1,4 +1,4 @@
-"""How many heads to name."""
+"""Which candidates are named: taken in order of specificity, each on the damage it adds to those kept before."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ from numpy.typing import NDArray
 
 from cs_localize.errors import UsageError
 
-_ERRORS = 2.0
 
+def adds_specific_damage(target: NDArray[np.float64], controls: NDArray[np.float64], ratio: float = 3.0) -> bool:
+    """Whether a head, zeroed on top of others, adds damage to its task and far less to the controls.
 
-def choose_count(damage_by_k: NDArray[np.float64], standard_error: float, share: float = 0.8, limit: int = 10) -> int:
-    """The smallest number of heads that does most of the damage of all candidates together.
+    It does where the mean damage it adds to the target exceeds its standard error, after ``ratio`` times the mean
+    damage it adds to the controls is taken off. Without controls the damage to the target alone counts.
 
     Args:
-        damage_by_k: ``[k_max + 1]`` mean damage in nats on search items with the first k candidates zeroed together,
-            k = 0 up to all of them.
-        standard_error: of the last entry, in nats.
-        share: share of the last entry that must be reached.
-        limit: most heads to name.
-
-    Returns:
-        k from 1 to ``limit``; 0 where the candidates' damage does not exceed twice its standard error, so that none of
-        them can be shown to matter.
+        target: ``[target items]`` nats added to each item of the task.
+        controls: ``[control items]`` nats added to each item of the controls; may be empty.
+        ratio: how many times the controls' damage the target's must be.
 
     Raises:
-        UsageError: if there is no candidate, a value is not finite, or an argument is out of range.
+        UsageError: if there is no target item, a value is not finite, or the ratio is negative.
     """
-    if len(damage_by_k) < 2 or not np.all(np.isfinite(damage_by_k)):
-        raise UsageError("the number of heads is chosen from finite damages at k = 0, 1, ...; measure at least k = 1")
-    if not (0 < share <= 1 and limit >= 1 and 0 <= standard_error < np.inf):
-        raise UsageError(f"share ({share}), limit ({limit}) or standard error ({standard_error}) is out of range")
-    reached = damage_by_k[-1]
-    if reached <= _ERRORS * standard_error:
-        return 0
-    smallest = int(np.argmax(damage_by_k[1:] >= share * reached)) + 1
-    return min(smallest, limit)
+    if not len(target) or not (np.all(np.isfinite(target)) and np.all(np.isfinite(controls))):
+        raise UsageError("added damage must be finite, on at least one item of the target")
+    if not 0 <= ratio < np.inf:
+        raise UsageError(f"ratio is {ratio}; give a number of at least 0")
+    spread = float(target.std(ddof=1)) if len(target) > 1 else float(np.abs(target[0]))
+    taken_off = ratio * max(float(controls.mean()), 0.0) if len(controls) else 0.0
+    return bool(target.mean() - taken_off > spread / len(target) ** 0.5)

@@ -21,7 +21,8 @@ class LassoSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no
     """One Lasso a task on the standardised damage of its requests, with 0/1 masks and an intercept.
 
     The method of Bair et al. (arXiv 2603.03335), on continuous damage in place of accuracy, with what differs between
-    items removed and, where a design knocks out some heads more rarely, a smaller penalty on those. Effects are the Lasso's own, shrunk ones: ranking refitted effects finds fewer of the right heads.
+    items removed and a smaller penalty on heads that the design knocks out more rarely. Effects are the Lasso's own,
+    shrunk ones: ranking refitted effects finds fewer of the right heads.
 
     Args:
         alpha: l1 penalty on the standardised damage, for 1,000 requests and the head of median inclusion; it scales

@@ -14,7 +14,7 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.proof import agreement, proof_requests, random_ablations
 from cs_localize.measure.protocol import Request
-from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.measure.tokens import Encoder
 from cs_localize.measure.vllm import VLLMEngine
 from cs_localize.models import random_model, read_shape, resolve
@@ -62,7 +62,8 @@ def heads_that_matter() -> list[Head]:
     spec = smollm2()
     candidates = [Head(layer, head) for layer in range(3) for head in range(spec.shape.heads)]
     damage = in_process(damage_of_heads, oracle(spec), antonyms(spec)[:4], candidates)
-    return [head for _, head in sorted(zip(damage, candidates, strict=True), reverse=True)[:6] if _ > LEAST_DAMAGE]
+    ranked = sorted(zip(damage, candidates, strict=True), reverse=True)
+    return [head for lost, head in ranked[:6] if lost > LEAST_DAMAGE]
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +110,35 @@ def reference(batches: dict[str, list[Request]]) -> Answers:
     return in_process(answer_named, oracle(smollm2()), asked)
 
 
-def test_it_agrees_with_transformers_under_twenty_ablations(found: dict[str, Any], reference: Answers) -> None:
-    agreed = agreement(found["compared"], reference["compared"])
+@pytest.fixture(scope="module")
+def exact(batches: dict[str, list[Request]]) -> list[Outcome]:
+    """The same comparison in float32, where nothing but the knockout itself can differ."""
+    spec = replace(smollm2(), dtype="float32")
+    return in_process(answer_named, spec, {"compared": batches["compared"]})["compared"]
+
+
+def test_it_agrees_with_transformers_under_twenty_ablations(exact: list[Outcome], reference: Answers) -> None:
+    agreed = agreement(exact, reference["compared"])
     assert agreed.same_token >= 0.95
-    assert agreed.score_difference <= 0.05
+    assert agreed.score_difference < 1e-3
 
 
-def test_it_disagrees_with_unablated_transformers_ten_times_as_much(found: dict[str, Any], reference: Answers) -> None:
+def test_it_disagrees_with_unablated_transformers(exact: list[Outcome], reference: Answers) -> None:
+    unablated = agreement(exact, reference["compared, unablated"])
+    assert unablated.score_difference > 0.5
+
+
+def test_in_the_models_own_bfloat16_it_agrees_wherever_the_model_is_not_destroyed(
+    found: dict[str, Any], reference: Answers
+) -> None:
+    # One of the 20 ablations leaves a model on whose scores transformers in bfloat16 and in float32 differ by nats too.
     agreed = agreement(found["compared"], reference["compared"])
-    unablated = agreement(found["compared"], reference["compared, unablated"])
-    assert unablated.score_difference >= max(0.5, 10 * agreed.score_difference)
+    scored = slice(0, None, 2)
+    apart = differences(found["compared"][scored], reference["compared"][scored])
+    unablated = differences(found["compared"][scored], reference["compared, unablated"][scored])
+    assert agreed.same_token >= 0.9
+    assert np.median(apart) <= 0.05
+    assert np.median(unablated) >= 10 * np.median(apart)
 
 
 def test_one_mixed_batch_equals_separate_runs(found: dict[str, Any]) -> None:
@@ -192,7 +212,7 @@ def test_another_architecture_conforms_and_agrees_with_transformers(architecture
     mixed = [*ablations, *(Ablation.of([Head(0, i)], neurons[i::4]) for i in range(4)), Ablation.of(neurons=neurons)]
     asked = under(requests, [Ablation(), *mixed])
     answers = in_process(conform, spec, requests, asked)
-    expected = in_process(answer_named, oracle(spec), {"asked": asked})["asked"]
+    expected = load_engine(oracle(spec)).measure(asked)
     assert max(differences(answers["asked"], expected)) < 1e-3
     unablated = [expected[0].score] * len(expected)
     assert max(abs(o.score - u) for o, u in zip(expected, unablated, strict=True)) > 0.1

@@ -129,7 +129,7 @@ def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[l
     whole, preempt, preempted = vllm.LLM, Scheduler._preempt_request, Counter[str]()
 
     def small(**options: object) -> vllm.LLM:
-        return whole(**options, num_gpu_blocks_override=blocks)
+        return whole(**options, num_gpu_blocks_override=blocks, max_model_len=64)
 
     def counted(self: Scheduler, *args: object, **options: object) -> object:
         preempted["requests"] += 1

@@ -1,0 +1,59 @@
+"""What one solver does and the other does not."""
+
+from __future__ import annotations
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from cs_localize.errors import SolverError, UsageError
+from cs_localize.recover import ConvexSolver, LassoSolver, make_solver
+from cs_localize.recover.arrays import task_arrays
+from tests.recover.test_solvers import additive_table
+
+
+def test_an_unknown_solver_is_a_usage_error_that_lists_the_known() -> None:
+    with pytest.raises(UsageError, match="no solver 'omp'; choose lasso or cvxpy"):
+        make_solver("omp")
+
+
+def test_the_convex_solver_reaches_the_optimum_of_the_program_it_states() -> None:
+    table = additive_table(rows=150, noise=1.0)
+    solver = ConvexSolver(alpha=0.02, shared=0.8).fit(table)
+    tasks = task_arrays(table, solver.floor)
+    own = np.stack([arrays.penalties(0.02) for arrays in tasks])
+    common = cp.Variable(table.shape.n_heads, nonneg=True)
+    cost = 0.8 * 2**0.5 * own.mean(axis=0) @ common
+    totals = []
+    for arrays, weights in zip(tasks, own, strict=True):
+        part = cp.Variable(table.shape.n_heads, nonneg=True)
+        target = (arrays.damage - arrays.damage.mean()) / arrays.spread
+        residual = (arrays.masks - arrays.masks.mean(axis=0)) @ (common + part) - target
+        cost += cp.sum_squares(residual) / (2 * len(target)) + weights @ part
+        totals.append((common + part) * arrays.spread)
+    cp.Problem(cp.Minimize(cost)).solve(solver=cp.CLARABEL)
+    expected = np.stack([total.value for total in totals])
+    assert solver.effects_ == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_program_that_is_not_solved_to_optimality_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cp.Problem, "status", property(lambda _: "optimal_inaccurate"))
+    with pytest.raises(SolverError, match="ended as 'optimal_inaccurate'"):
+        ConvexSolver().fit(additive_table())
+
+
+def test_the_convex_solver_finds_no_negative_effects() -> None:
+    assert ConvexSolver().fit(additive_table(noise=2.0)).effects_.min() >= 0
+
+
+def test_a_lasso_that_does_not_converge_is_an_error() -> None:
+    with pytest.raises(SolverError, match="task 'a' did not converge; raise alpha or max_iter"):
+        LassoSolver(alpha=1e-6, max_iter=1).fit(additive_table(noise=2.0))
+
+
+def test_the_lasso_finds_negative_effects_unless_told_not_to() -> None:
+    table = additive_table(noise=2.0)
+    assert LassoSolver().fit(table).effects_.min() < 0
+    assert LassoSolver(positive=True).fit(table).effects_.min() >= 0
+    with pytest.raises(UsageError, match="'positive' is 'yes'; give true or false"):
+        make_solver("lasso", positive="yes")

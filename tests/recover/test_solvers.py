@@ -1,0 +1,150 @@
+"""What every solver must do, whatever the method behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from cs_localize.design import draw_design, inclusion_rates
+from cs_localize.errors import SolverError, UsageError
+from cs_localize.heads import ModelShape
+from cs_localize.outcomes import MeasurementTable
+from cs_localize.recover import SOLVERS, make_solver
+
+SHAPE = ModelShape(layers=5, heads=8, kv_heads=4, head_dim=8, ffn=16)
+TRUE = {3: 2.0, 17: 1.2, 30: 0.8}
+
+pytestmark = pytest.mark.parametrize("name", list(SOLVERS))
+
+
+def additive_table(seed: int = 0, rows: int = 400, noise: float = 0.3) -> MeasurementTable:
+    """Two tasks whose damage is a plain sum over heads; the second has the effects of the first, halved."""
+    rng = np.random.default_rng(seed)
+    rates = inclusion_rates(SHAPE, 0.15)
+    designs = [draw_design("balanced", "request", rates, rows, 20, 1, rng) for _ in range(2)]
+    masks = np.concatenate([design.masks for design in designs])
+    task = np.repeat([0, 1], rows)
+    effects = np.zeros(SHAPE.n_heads)
+    effects[list(TRUE)] = list(TRUE.values())
+    damage = masks @ effects / (1 + task) + noise * rng.normal(size=2 * rows)
+    baseline = -rng.random(2 * rows)
+    return MeasurementTable(
+        SHAPE,
+        ("a", "b"),
+        task,
+        np.concatenate([design.items for design in designs]) + 20 * task,
+        masks,
+        baseline - damage,
+        baseline,
+        damage < 1,
+        np.full(2 * rows, 30),
+    )
+
+
+def test_effects_are_found_in_nats_and_little_else(name: str) -> None:
+    solver = make_solver(name).fit(additive_table())
+    assert solver.effects_.shape == (2, SHAPE.n_heads)
+    assert np.argsort(-solver.effects_[0])[:3].tolist() == list(TRUE)
+    assert solver.effects_[0, list(TRUE)] == pytest.approx(list(TRUE.values()), abs=0.3)
+    assert solver.effects_[1, list(TRUE)] == pytest.approx(np.array(list(TRUE.values())) / 2, abs=0.3)
+    others = np.delete(solver.effects_, list(TRUE), axis=1)
+    assert np.abs(others).max() < 0.2
+    assert np.abs(solver.intercept_).max() < 0.3
+    assert not solver.untested_.any()
+
+
+def test_the_constructor_only_stores_and_fit_returns_the_solver(name: str) -> None:
+    solver = make_solver(name, alpha=0.02)
+    assert solver.get_params()["alpha"] == 0.02
+    assert not [attribute for attribute in vars(solver) if attribute.endswith("_")]
+    copy = clone(solver)
+    assert copy.get_params() == solver.get_params()
+    assert copy.fit(additive_table()) is copy
+    assert not hasattr(solver, "effects_")
+
+
+def test_permuting_heads_permutes_effects(name: str) -> None:
+    table = additive_table()
+    order = np.random.default_rng(1).permutation(SHAPE.n_heads)
+    plain = make_solver(name).fit(table).effects_
+    permuted = make_solver(name).fit(replace(table, masks=table.masks[:, order])).effects_
+    assert permuted == pytest.approx(plain[:, order], abs=1e-3)
+
+
+def test_the_order_of_rows_does_not_matter(name: str) -> None:
+    table = additive_table()
+    shuffled = table.take(np.random.default_rng(1).permutation(len(table)))
+    assert make_solver(name).fit(shuffled).effects_ == pytest.approx(make_solver(name).fit(table).effects_, abs=1e-3)
+
+
+def test_scaling_the_damage_of_a_task_scales_its_effects_alone(name: str) -> None:
+    table = additive_table()
+    factor = np.where(table.task == 1, 3.0, 1.0)
+    scaled = replace(table, score=table.baseline - factor * (table.baseline - table.score))
+    plain, larger = (make_solver(name, floor=100.0).fit(t).effects_ for t in (table, scaled))
+    assert larger == pytest.approx(plain * np.array([[1.0], [3.0]]), abs=3e-3)
+
+
+def test_what_differs_between_items_is_not_charged_to_heads(name: str) -> None:
+    table = additive_table(noise=0.05)
+    extra = 3.0 * np.random.default_rng(2).random(40)[table.item]
+    shifted = replace(table, score=table.score - extra)
+    plain, moved = (make_solver(name, floor=100.0).fit(t).effects_ for t in (table, shifted))
+    assert np.abs(moved - plain).max() < 0.25
+
+
+def test_repeated_masks_are_no_problem(name: str) -> None:
+    table = additive_table()
+    twice = table.take(np.repeat(np.arange(len(table)), 2))
+    assert np.argsort(-make_solver(name).fit(twice).effects_[0])[:3].tolist() == list(TRUE)
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_a_head_that_was_never_tested_has_no_effect_and_says_so(name: str, value: bool) -> None:
+    table = additive_table()
+    masks = table.masks.copy()
+    masks[table.task == 0, 5] = value
+    solver = make_solver(name).fit(replace(table, masks=masks))
+    assert solver.effects_[0, 5] == 0
+    assert solver.untested_[0, 5]
+    assert solver.untested_.sum() == 1
+
+
+def test_constant_outcomes_have_no_effects(name: str) -> None:
+    table = additive_table()
+    solver = make_solver(name).fit(replace(table, score=table.baseline - 0.7))
+    assert not solver.effects_.any()
+    assert solver.intercept_ == pytest.approx([0.7, 0.7])
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("field", ["score", "baseline"])
+def test_an_outcome_without_a_finite_score_is_an_error(name: str, field: str, value: float) -> None:
+    table = additive_table()
+    values = getattr(table, field).copy()
+    values[7] = value
+    with pytest.raises(SolverError, match="1 of 400 outcomes of task 'a' have no finite score"):
+        make_solver(name).fit(replace(table, **{field: values}))
+
+
+def test_a_task_without_outcomes_is_an_error(name: str) -> None:
+    table = additive_table()
+    with pytest.raises(SolverError, match="task 'b' has no outcomes"):
+        make_solver(name).fit(table.take(table.rows_of("a")))
+
+
+def test_one_task_alone_can_be_fitted(name: str) -> None:
+    table = additive_table()
+    solver = make_solver(name).fit(replace(table.take(table.rows_of("a")), tasks=("a",)))
+    assert np.argsort(-solver.effects_[0])[:3].tolist() == list(TRUE)
+
+
+def test_unknown_options_and_impossible_values_are_usage_errors(name: str) -> None:
+    with pytest.raises(UsageError, match=f"solver '{name}' has no option 'alhpa'; it has alpha"):
+        make_solver(name, alhpa=1)
+    for value in (0, -1.0, float("nan"), "much", True):
+        with pytest.raises(UsageError, match="'alpha' is .*; give a number above 0"):
+            make_solver(name, alpha=value)

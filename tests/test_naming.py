@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from cs_localize.config import SelectConfig
+from cs_localize.errors import UsageError
+from cs_localize.heads import Ablation, Head
+from cs_localize.measure.protocol import Mode, Request
+from cs_localize.naming import Naming, name_heads, start_naming
+from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import adds_specific_damage
+
+ITEMS = {task: [Item(task, str(i), f"{task} {i} :", " x") for i in range(12)] for task in ("a", "b", "c")}
+BASELINE = {task: [Outcome(-0.5, True, "", 4) for _ in items] for task, items in ITEMS.items()}
+STRONG, WEAK, BREAKER, NOTHING = Head(3, 0), Head(3, 1), Head(0, 0), Head(2, 2)
+SELECT = SelectConfig(candidates=4, items=12, limit=3)
+
+
+class World:
+    """Answers from a table of damages: by task and head, nats that add up."""
+
+    def __init__(self, damage: Mapping[tuple[str, Head], float]) -> None:
+        self._damage = damage
+        self.asked: list[Request] = []
+
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        return Request(item, (1, 2), (3,), ablation, mode)
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        self.asked += requests
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Outcome:
+        lost = sum(self._damage.get((request.item.task, head), 0.0) for head, _ in request.ablation.heads)
+        wobble = 0.01 * int(request.item.id)
+        return Outcome(-0.5 - lost - wobble * (lost > 0), lost < 2.0, "", 4)
+
+
+def named(world: World, candidates: Sequence[Head], select: SelectConfig = SELECT) -> Naming:
+    naming = start_naming("a", candidates, ITEMS, BASELINE, ["b", "c"], select)
+    name_heads([naming], select, world)
+    return naming
+
+
+def test_the_fewest_heads_that_take_the_accuracy_away_are_named() -> None:
+    naming = named(World({("a", STRONG): 3.0, ("a", WEAK): 1.0}), [STRONG, WEAK])
+
+    assert naming.kept == [STRONG]
+    assert naming.accuracy == 0.0
+    assert naming.curve[0] == 0.0
+    assert naming.curve[1] > 2.9
+
+
+def test_heads_are_added_until_the_accuracy_is_gone() -> None:
+    naming = named(World({("a", STRONG): 1.5, ("a", WEAK): 1.0}), [STRONG, WEAK, NOTHING])
+
+    assert naming.kept == [STRONG, WEAK]
+
+
+def test_a_head_that_takes_the_controls_down_as_well_is_passed_over() -> None:
+    damage = {("a", STRONG): 1.5, **{(task, BREAKER): 5.0 for task in "abc"}, ("a", WEAK): 1.0}
+    naming = named(World(damage), [STRONG, BREAKER, WEAK])
+
+    assert naming.kept == [STRONG, WEAK]
+    assert naming.passed_over == [BREAKER]
+    assert "L0H0 tried and passed over" in naming.reason(SELECT)
+
+
+def test_nothing_is_named_where_no_candidate_does_damage() -> None:
+    naming = named(World({}), [STRONG, WEAK])
+
+    assert naming.kept == []
+    assert naming.reason(SELECT).startswith("none of the first 2")
+
+
+def test_no_more_heads_are_named_than_the_limit_and_the_reason_says_so() -> None:
+    heads = [Head(3, h) for h in range(4)]
+    naming = named(World({("a", head): 0.3 for head in heads}), heads)
+
+    assert naming.kept == heads[:3]
+    assert "select.limit allows no more than 3" in naming.reason(SELECT)
+
+
+def test_the_requests_counted_are_the_requests_asked() -> None:
+    world = World({("a", STRONG): 1.5, ("a", WEAK): 1.0})
+    naming = named(world, [STRONG, WEAK, NOTHING])
+
+    assert naming.requests == len(world.asked) == 2 * (12 + 12)
+    assert naming.tokens == 4 * naming.requests
+
+
+def test_a_task_without_controls_is_named_on_its_own_damage() -> None:
+    naming = start_naming("a", [STRONG], ITEMS, BASELINE, [], SELECT)
+    name_heads([naming], SELECT, World({("a", STRONG): 3.0}))
+
+    assert naming.kept == [STRONG]
+
+
+@pytest.mark.parametrize(
+    ("target", "controls", "expected"),
+    [
+        ([1.0, 1.1, 0.9], [0.0, 0.1], True),
+        ([1.0, 1.1, 0.9], [0.5, 0.5], False),
+        ([0.1, -0.1, 0.0], [0.0], False),
+        ([1.0, 1.1, 0.9], [], True),
+        ([1.0, 1.1, 0.9], [-2.0], True),
+        ([0.0], [], False),
+    ],
+)
+def test_added_damage_is_specific_where_it_exceeds_three_times_that_to_the_controls(
+    target: list[float], controls: list[float], expected: bool
+) -> None:
+    assert adds_specific_damage(np.array(target), np.array(controls)) is expected
+
+
+@pytest.mark.parametrize(
+    ("target", "controls", "ratio"),
+    [([], [0.0], 3.0), ([np.nan], [0.0], 3.0), ([1.0], [np.inf], 3.0), ([1.0], [0.0], -1.0), ([1.0], [0.0], np.inf)],
+)
+def test_damage_that_cannot_be_judged_is_refused(target: list[float], controls: list[float], ratio: float) -> None:
+    with pytest.raises(UsageError):
+        adds_specific_damage(np.array(target), np.array(controls), ratio)
