@@ -26,8 +26,8 @@ from types import TracebackType
 import numpy as np
 
 REQUESTS = 256
-PROMPT_TOKENS = 48
-ANSWER_TOKENS = 16
+PROMPT_TOKENS = 32
+ANSWER_TOKENS = 8
 COMPUTED_TOKENS = REQUESTS * (PROMPT_TOKENS + ANSWER_TOKENS - 1)  # the last answer token is read, not computed on
 MAX_NUM_SEQS = REQUESTS + 2  # the engine's two canaries share the steps
 KV_CACHE_GIB = 1
@@ -150,6 +150,7 @@ def serve(arm: str, model: str) -> None:
 
 def _stock(model_dir: str, prompts: Prompts) -> Callable[[int], float]:
     from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
 
     llm = LLM(
         model=model_dir,
@@ -161,7 +162,7 @@ def _stock(model_dir: str, prompts: Prompts) -> Callable[[int], float]:
     params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
 
     def run(_different: int) -> float:
-        outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+        outputs = llm.generate([TokensPrompt(prompt_token_ids=list(p)) for p in prompts], params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == ANSWER_TOKENS for output in outputs)
         return 0
 

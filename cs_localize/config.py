@@ -78,14 +78,11 @@ class SelectConfig(_Section):
     """Which heads to name, on search items alone."""
 
     candidates: int = Field(10, ge=1, description="Heads of the ranking that are tried, most specific first.")
-    items: int = Field(
-        24, ge=2, description="Search items that each is tried on, and as many of the controls together."
-    )
+    items: int = Field(30, ge=2, description="Search items of the task that each is tried on.")
+    control_items: int = Field(25, ge=2, description="Search items of the controls, together, that each is tried on.")
     limit: int = Field(5, ge=1, description="Most heads to name.")
     share: float = Field(0.9, gt=0, le=1, description="Stop when this share of the accuracy on search items is gone.")
-    ratio: float = Field(
-        3.0, ge=0, description="Damage a named head adds to its task, at least, by that to the controls."
-    )
+    ratio: float = Field(3.0, ge=0, description="Damage a named head adds to its task, in multiples of the controls'.")
     bootstrap: int = Field(200, ge=1, description="Resamples behind the intervals of effects.")
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ class TaskFinding(_File):
     reason: str = Field(description="Why this many heads are named.")
     ranking: list[RankedHead] = Field(description="All heads, most specific first.")
     search_curve: list[float] = Field(
-        description="Mean score lost on search items with the first k named heads zeroed, k = 0, 1, …."
+        description="Accuracy on search items with the first k named heads zeroed, k = 0, 1, …."
     )
     baseline_score: float = Field(
         description="Mean log-probability of the reference answer on search items, unablated."

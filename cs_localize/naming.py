@@ -1,8 +1,12 @@
-"""Names heads: tries the candidates in order of specificity, zeroed together, on search items of task and controls."""
+"""Names heads: tries the candidates in order of specificity, zeroed together, on search items of task and controls.
+
+It measures what the confirmation will measure, the task's own metric on generated answers, though on search items: a
+model that writes the right word in another spelling has lost score and not the capability.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +18,7 @@ from cs_localize.measure.protocol import Measurer
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.recover import adds_specific_damage
 
-_FLOOR = 8.0  # nats: one destroyed item must not decide what is named
+_STAGE = "naming"
 
 
 @dataclass
@@ -24,69 +28,77 @@ class Naming:
     Attributes:
         task: the task.
         waiting: candidates not tried yet, most specific first.
-        target: search items of the task and their unablated outcomes.
-        controls: search items of its controls, a few of each, and theirs.
+        target: search items of the task.
+        controls: search items of its controls, a few of each.
         kept: heads named so far.
         passed_over: heads tried and not named.
-        curve: mean damage to the target in nats with the first k kept heads zeroed, k = 0, 1, ….
-        accuracy: share of target items right with the kept heads zeroed.
-        requests: requests spent.
-        tokens: their tokens.
+        curve: share of target items right with the first k kept heads zeroed, k = 0, 1, ….
+        requests: masked requests spent.
+        baseline_requests: unablated requests on the target's items.
+        tokens: tokens of both.
     """
 
     task: str
     waiting: list[Head]
-    target: list[tuple[Item, Outcome]]
-    controls: list[tuple[Item, Outcome]]
+    target: Sequence[Item]
+    controls: Sequence[Item]
     kept: list[Head] = field(default_factory=list)
     passed_over: list[Head] = field(default_factory=list)
-    curve: list[float] = field(default_factory=lambda: [0.0])
-    accuracy: float = 1.0
+    curve: list[float] = field(default_factory=list)
     requests: int = 0
+    baseline_requests: int = 0
     tokens: int = 0
-    _damage: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-
-    def __post_init__(self) -> None:
-        self.accuracy = self.baseline
+    _right: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
-    def baseline(self) -> float:
-        """Share of target items right without an ablation."""
-        return float(np.mean([outcome.correct for _, outcome in self.target]))
+    def items(self) -> list[Item]:
+        """The items every candidate is tried on: the target's, then the controls'."""
+        return [*self.target, *self.controls]
+
+    def start(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes the unablated outcomes of ``items``."""
+        self._right = _right(outcomes)
+        self.curve = [float(self._right[: len(self.target)].mean())]
+        self.baseline_requests = len(self.target)
+        self.tokens = sum(outcome.tokens for outcome in outcomes[: len(self.target)])
 
     def open(self, select: SelectConfig) -> bool:
         """Whether another candidate is to be tried."""
-        taken = self.accuracy <= (1 - select.share) * self.baseline
+        taken = self.curve[-1] <= (1 - select.share) * self.curve[0]
         return bool(self.waiting) and len(self.kept) < select.limit and not taken
 
-    def next(self) -> tuple[Ablation, list[Item]]:
-        """The next candidate on top of the kept heads, and the items to ask."""
-        return Ablation.of([*self.kept, self.waiting[0]]), [item for item, _ in (*self.target, *self.controls)]
+    def next(self) -> Ablation:
+        """The next candidate on top of the kept heads."""
+        return Ablation.of([*self.kept, self.waiting[0]])
 
     def decide(self, outcomes: Sequence[Outcome], ratio: float) -> None:
-        """Keeps the candidate or passes it over, given what ``next`` asked for."""
+        """Keeps the candidate or passes it over, given the outcomes of ``items`` under ``next``."""
         head = self.waiting.pop(0)
+        right = _right(outcomes)
+        added = self._right - right
         split = len(self.target)
-        target = _damage(self.target, outcomes[:split])
-        controls = _damage(self.controls, outcomes[split:])
-        before = self._damage or (np.zeros(len(target)), np.zeros(len(controls)))
         self.requests += len(outcomes)
         self.tokens += sum(outcome.tokens for outcome in outcomes)
-        if not adds_specific_damage(target - before[0], controls - before[1], ratio):
+        if not adds_specific_damage(added[:split], added[split:], ratio):
             self.passed_over.append(head)
             return
         self.kept.append(head)
-        self._damage = (target, controls)
-        self.curve.append(float(target.mean()))
-        self.accuracy = float(np.mean([outcome.correct for outcome in outcomes[:split]]))
+        self._right = right
+        self.curve.append(float(right[:split].mean()))
 
     def reason(self, select: SelectConfig) -> str:
         """Why these heads and no others, in one sentence."""
-        tried = len(self.kept) + len(self.passed_over)
+        if self.curve[0] == 0:
+            return (
+                f"the unmodified model gets none of {len(self.target)} search items right, so nothing can be taken away"
+            )
         if not self.kept:
-            return f"none of the first {tried} of the ranking adds damage to the task without adding it to the controls"
-        took = f"zeroed together they take the accuracy on {len(self.target)} search items from {self.baseline:.0%} to "
-        why = took + f"{self.accuracy:.0%}"
+            tried = len(self.passed_over)
+            return f"none of the first {tried} of the ranking takes away accuracy without taking it from the controls"
+        why = (
+            f"zeroed together they take the accuracy on {len(self.target)} search items "
+            f"from {self.curve[0]:.0%} to {self.curve[-1]:.0%}"
+        )
         if self.passed_over:
             names = ", ".join(map(str, self.passed_over))
             why += f"; {names} tried and passed over, for damage too small or to the controls"
@@ -95,25 +107,10 @@ class Naming:
         return why
 
 
-def name_heads(namings: Iterable[Naming], select: SelectConfig, measurer: Measurer) -> None:
-    """Chooses the heads of all tasks side by side, one candidate a task and round.
-
-    Raises:
-        MeasurementError: if an outcome cannot be measured.
-    """
-    while rounds := [naming for naming in namings if naming.open(select)]:
-        asked = [naming.next() for naming in rounds]
-        requests = [measurer.request(item, ablation) for ablation, items in asked for item in items]
-        outcomes = iter(measurer.measure(requests, "naming"))
-        for naming, (_, items) in zip(rounds, asked, strict=True):
-            naming.decide([next(outcomes) for _ in items], select.ratio)
-
-
 def start_naming(
     task: str,
     candidates: Sequence[Head],
     items: Mapping[str, Sequence[Item]],
-    baseline: Mapping[str, Sequence[Outcome]],
     controls: Sequence[str],
     select: SelectConfig,
 ) -> Naming:
@@ -123,16 +120,37 @@ def start_naming(
         task: the task.
         candidates: most specific first.
         items: search items by task.
-        baseline: their unablated outcomes.
-        controls: the tasks that control this one; ``select.items`` items are shared among them.
+        controls: the tasks that control this one; ``select.control_items`` items are shared among them.
         select: how many items and heads.
     """
-    pairs = {name: list(zip(items[name], baseline[name], strict=True)) for name in (task, *controls)}
-    each = -(-select.items // len(controls)) if controls else 0
-    shared = [pair for name in controls for pair in pairs[name][:each]]
-    return Naming(task, list(candidates), pairs[task][: select.items], shared)
+    each = -(-select.control_items // len(controls)) if controls else 0
+    shared = [item for name in controls for item in items[name][:each]]
+    return Naming(task, list(candidates), items[task][: select.items], shared)
 
 
-def _damage(asked: Sequence[tuple[Item, Outcome]], after: Sequence[Outcome]) -> NDArray[np.float64]:
-    drops = [before.score - now.score for (_, before), now in zip(asked, after, strict=True)]
-    return np.minimum(np.array(drops, dtype=np.float64), _FLOOR)
+def name_heads(namings: Sequence[Naming], select: SelectConfig, measurer: Measurer) -> None:
+    """Chooses the heads of all tasks side by side, one candidate a task and round.
+
+    Raises:
+        MeasurementError: if an outcome cannot be measured.
+    """
+    for naming, outcomes in zip(namings, _ask(namings, [Ablation()] * len(namings), measurer), strict=True):
+        naming.start(outcomes)
+    while rounds := [naming for naming in namings if naming.open(select)]:
+        answers = _ask(rounds, [naming.next() for naming in rounds], measurer)
+        for naming, outcomes in zip(rounds, answers, strict=True):
+            naming.decide(outcomes, select.ratio)
+
+
+def _ask(namings: Sequence[Naming], ablations: Sequence[Ablation], measurer: Measurer) -> list[list[Outcome]]:
+    requests = [
+        measurer.request(item, ablation, "generate")
+        for naming, ablation in zip(namings, ablations, strict=True)
+        for item in naming.items
+    ]
+    outcomes = iter(measurer.measure(requests, _STAGE))
+    return [[next(outcomes) for _ in naming.items] for naming in namings]
+
+
+def _right(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:
+    return np.array([outcome.correct for outcome in outcomes], dtype=np.float64)

@@ -111,7 +111,7 @@ class Search:
             for task, heads in ranking.items()
         }
         namings = {
-            task: start_naming(task, candidates[task], self.items, baseline, self._controls(task), self.config.select)
+            task: start_naming(task, candidates[task], self.items, self._controls(task), self.config.select)
             for task in table.tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer)
@@ -221,7 +221,7 @@ class Search:
             "items": len(unablated),
             "tests_a_head": design.coverage().tests_min,
             "requests": len(rows) + naming.requests,
-            "baseline_requests": len(unablated),
+            "baseline_requests": len(unablated) + naming.baseline_requests,
             "tokens": int(table.tokens[rows].sum()) + naming.tokens + sum(outcome.tokens for outcome in unablated),
         }
 

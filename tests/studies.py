@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +61,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cs_localize", *arguments]
 
 
-def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a ``cs-localize`` command in a process of its own."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **options)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
 
 
 def repeated_keys(ledger: Path) -> int:
@@ -70,3 +72,11 @@ def repeated_keys(ledger: Path) -> int:
     for part in sorted(ledger.glob("*.parquet")):
         keys.update(pq.read_table(part, columns=["key"]).column("key").to_pylist())
     return sum(count > 1 for count in keys.values())
+
+
+def wait_for(condition: Callable[[], bool], patience_s: float = 120.0) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

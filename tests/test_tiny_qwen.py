@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cs_localize.config import StudyConfig, parse_study
+from cs_localize.config import parse_study
 from cs_localize.findings import read_file
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import specificity
@@ -15,32 +20,31 @@ from cs_localize.session import open_session
 from cs_localize.study import StudyResult, run_study
 from cs_localize.sweep import sweep
 from cs_localize.tasks import get_task
+from tests.studies import command, repeated_keys, wait_for, write_study
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm, pytest.mark.ray]
 
 TASKS = ("tiny_copy", "tiny_sort", "tiny_modsum")
 
 
-def study(model: str) -> StudyConfig:
-    return parse_study(
-        {
-            "model": model,
-            "tasks": list(TASKS),
-            "search_items": 40,
-            "held_out_items": 40,
-            "engine": {"workers": 1, "dtype": "float32"},
-            # With so few heads a mask must hold more of them for the masks to differ.
-            "design": {"requests": 300, "density": 0.12, "fragile_density": 0.06, "pilot": {"heads_a_mask": 1}},
-            "select": {"candidates": 6, "items": 20, "limit": 3},
-            "confirm": {"random_draws": 3, "curve": 4, "bootstrap": 200},
-            "crosscheck": {"enabled": False},
-        }
-    )
+def study(model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "tasks": list(TASKS),
+        "search_items": 40,
+        "held_out_items": 40,
+        "engine": {"workers": 1, "dtype": "float32", "unit_tokens": 500},
+        # With so few heads a mask must hold more of them for the masks to differ.
+        "design": {"requests": 300, "density": 0.12, "fragile_density": 0.06, "pilot": {"heads_a_mask": 1}},
+        "select": {"candidates": 6, "items": 20, "limit": 3},
+        "confirm": {"random_draws": 3, "curve": 4, "bootstrap": 200},
+        "crosscheck": {"enabled": False},
+    }
 
 
 @pytest.fixture(scope="module", params=["tiny-qwen2", "tiny-qwen3"])
 def localized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return run_study(study(request.param), tmp_path_factory.mktemp(request.param))
+    return run_study(parse_study(study(request.param)), tmp_path_factory.mktemp(request.param))
 
 
 def test_the_tiny_model_has_the_capabilities(localized: StudyResult) -> None:
@@ -49,7 +53,7 @@ def test_the_tiny_model_has_the_capabilities(localized: StudyResult) -> None:
 
 
 def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: StudyResult) -> None:
-    config = study(localized.heads.model)
+    config = parse_study(study(localized.heads.model))
     items = {task: get_task(task).split(0, 40, 40).search for task in TASKS}
     with open_session(config.model, config.engine, TASKS, localized.out / "ledger", Progress(None)) as session:
         damage = sweep(session.measurer, session.shape, items)
@@ -68,3 +72,33 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
 
 def test_the_files_of_the_study_can_be_read_again(localized: StudyResult) -> None:
     assert read_file(Path(localized.out) / "heads.json", type(localized.heads)) == localized.heads
+
+
+def test_a_killed_worker_and_a_killed_driver_change_none_of_the_named_heads(
+    localized: StudyResult, tmp_path: Path
+) -> None:
+    config = study(localized.heads.model)
+    arguments = command("run", str(write_study(tmp_path / "study.yaml", config)), "--out", str(tmp_path / "out"))
+    ledger, events = tmp_path / "out" / "ledger", tmp_path / "out" / "events.jsonl"
+    driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(ledger.glob("*.parquet"))) >= 3)
+    os.kill(_told(events, "worker_ready")[0]["pid"], signal.SIGKILL)
+    wait_for(lambda: len(_told(events, "worker_ready")) >= 2)
+    survived = len(list(ledger.glob("*.parquet")))
+    wait_for(lambda: len(list(ledger.glob("*.parquet"))) >= survived + 2)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(timeout=60)
+
+    again = subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    assert again.returncode == 0, again.stderr
+    assert len(_told(events, "worker_lost")) == 1
+    found = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
+    named = {task: finding["named"] for task, finding in found["tasks"].items()}
+    assert named == {task: finding.named for task, finding in localized.heads.tasks.items()}
+    assert repeated_keys(ledger) == 0
+
+
+def _told(events: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line["event"] == kind]

@@ -45,9 +45,10 @@ def fragile_layers(
 ) -> tuple[int, ...]:
     """Layers whose heads hurt all tasks alike, from the outcomes of a pilot.
 
-    A layer is fragile where its damage, averaged over the requests of a task and then over the tasks, exceeds both
-    the median over layers by ``deviations`` robust standard deviations (1.4826 times the median absolute deviation)
-    and ``least``. The second bound keeps a model without fragile layers from having any.
+    A layer's damage is the median over tasks of the mean over a task's requests. (The mean over tasks would also find
+    layers in which a single task has its own head, and that head would then be tested too rarely.) A layer is fragile
+    where its damage exceeds both the median over layers by ``deviations`` robust standard deviations (1.4826 times the
+    median absolute deviation) and ``least``. The second bound keeps a model without fragile layers from having any.
 
     Args:
         pilot: outcomes of ``pilot_design`` for every task of a study.
@@ -72,7 +73,7 @@ def fragile_layers(
         task, layer = divmod(int(counts.argmin()), shape.layers)
         raise UsageError(f"the pilot has no request for layer {layer} of task '{pilot.tasks[task]}'")
     means = np.bincount(cell, weights=pilot.damage(floor), minlength=cells) / counts
-    damage = means.reshape(len(pilot.tasks), shape.layers).mean(axis=0)
+    damage = np.median(means.reshape(len(pilot.tasks), shape.layers), axis=0)
     middle = np.median(damage)
     spread = _MAD_TO_STD * np.median(np.abs(damage - middle))
     fragile = (damage > middle + deviations * spread) & (damage > least)

@@ -170,7 +170,9 @@ class PlantedEngine:
             UsageError: if the task is not planted.
         """
         row = self._row(task)
-        return {self.shape.head(h): float(self._plant.effects[row, h]) for h in self._plant.specific[row]}
+        effects = self._plant.effects[row]
+        heads = sorted(self._plant.specific[row], key=lambda head: -effects[head])
+        return {self.shape.head(head): float(effects[head]) for head in heads}
 
     def universal(self) -> tuple[Head, ...]:
         """The heads that matter to every task, in order of position. For tests."""

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cs_localize.errors import CsLocalizeError, MeasurementError
-from cs_localize.measure.cluster import worker_environment
+from cs_localize.errors import MeasurementError
+from cs_localize.measure.cluster import death_reason, engine_error, worker_environment
 from cs_localize.measure.spec import EngineSpec
 
 ResultT = TypeVar("ResultT")
@@ -31,10 +31,8 @@ def run_on_worker(
     )(function)
     try:
         result: ResultT = ray.get(task.remote(spec, *args, **options))
+    except ray.exceptions.RayTaskError as error:
+        raise engine_error(error, spec.name) from error
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, CsLocalizeError):
-            raise type(cause)(str(cause)) from error
-        reason = " ".join(str(cause or error).split())[:300]
-        raise MeasurementError(f"{function.__name__} failed: {type(cause or error).__name__}: {reason}") from error
+        raise MeasurementError(f"the process of {function.__name__} died: {death_reason(error)}") from error
     return result

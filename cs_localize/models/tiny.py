@@ -22,7 +22,7 @@ from cs_localize.heads import ModelShape
 from cs_localize.models.cache import build_once, model_directory
 from cs_localize.models.extras import need
 from cs_localize.models.random import config_fields, model_from_config
-from cs_localize.models.vocabularies import word_tokenizer
+from cs_localize.models.vocabularies import byte_tokenizer
 from cs_localize.tasks.tiny import TINY_COPY, TINY_MODSUM, TINY_SORT, TINY_VOCABULARY, tiny_training_text
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def train(recipe: TinyRecipe, target: Path) -> None:
     """
     need("training a tiny model", "torch", "transformers")
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = word_tokenizer(TINY_VOCABULARY)
+    tokenizer = byte_tokenizer(TINY_VOCABULARY)
     fields = config_fields(recipe.shape, recipe.hidden, tokenizer)
     model = model_from_config(AutoConfig.for_model(recipe.architecture, **fields), recipe.seed)
     optimizer = torch.optim.AdamW(
@@ -126,9 +126,10 @@ def train(recipe: TinyRecipe, target: Path) -> None:
         schedule.step()
         if step % 100 == 0:
             _LOG.info("step %d of %d: %.3f nats a token", step, recipe.steps, loss.item())
-    _check(accuracies(model, tokenizer))
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    # As others will load it: transformers may make another tokenizer of the same files.
+    _check(accuracies(AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)))
 
 
 def _rate(step: int, steps: int) -> float:

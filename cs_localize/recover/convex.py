@@ -31,7 +31,8 @@ class ConvexSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships n
     .. math:: \sum_t \frac{1}{2 n_t} \|X_t (s + p_t) - y_t\|^2 + \sum_h \lambda_h s_h + \sum_{t,h} \lambda_{t,h} p_{t,h}
 
     so a head that hurts most tasks costs less in the shared part s than once in every :math:`p_t`, and estimates of
-    universal heads borrow strength across tasks. It is a quadratic program, solved by an interior-point method on the
+    universal heads borrow strength across tasks; that of a head which hurts few tasks must not leak to the others, so
+    the shared part should not be too cheap. It is a quadratic program, solved by an interior-point method on the
     heads that can be non-zero: heads are added until the optimality conditions hold for all others.
 
     Args:
@@ -45,7 +46,7 @@ class ConvexSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships n
     intercept_: NDArray[np.float64]
     untested_: NDArray[np.bool_]
 
-    def __init__(self, alpha: float = 0.015, shared: float = 1.0, floor: float = 6.0) -> None:
+    def __init__(self, alpha: float = 0.01, shared: float = 1.5, floor: float = 6.0) -> None:
         self.alpha = alpha
         self.shared = shared
         self.floor = floor

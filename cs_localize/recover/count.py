@@ -11,12 +11,13 @@ from cs_localize.errors import UsageError
 def adds_specific_damage(target: NDArray[np.float64], controls: NDArray[np.float64], ratio: float = 3.0) -> bool:
     """Whether a head, zeroed on top of others, adds damage to its task and far less to the controls.
 
-    It does where the mean damage it adds to the target exceeds its standard error, after ``ratio`` times the mean
-    damage it adds to the controls is taken off. Without controls the damage to the target alone counts.
+    The mean damage it adds to the target must exceed its standard error, and must not fall short of ``ratio`` times
+    the mean damage it adds to the controls by more than the standard error of that difference. Without controls the
+    first condition is the only one.
 
     Args:
-        target: ``[target items]`` nats added to each item of the task.
-        controls: ``[control items]`` nats added to each item of the controls; may be empty.
+        target: ``[target items]`` damage added to each item of the task, in any unit.
+        controls: ``[control items]`` damage added to each item of the controls, in the same unit; may be empty.
         ratio: how many times the controls' damage the target's must be.
 
     Raises:
@@ -26,6 +27,17 @@ def adds_specific_damage(target: NDArray[np.float64], controls: NDArray[np.float
         raise UsageError("added damage must be finite, on at least one item of the target")
     if not 0 <= ratio < np.inf:
         raise UsageError(f"ratio is {ratio}; give a number of at least 0")
-    spread = float(target.std(ddof=1)) if len(target) > 1 else float(np.abs(target[0]))
-    taken_off = ratio * max(float(controls.mean()), 0.0) if len(controls) else 0.0
-    return bool(target.mean() - taken_off > spread / len(target) ** 0.5)
+    gain, error = float(target.mean()), _standard_error(target)
+    if gain <= error:
+        return False
+    if not len(controls):
+        return True
+    excess = gain - ratio * max(float(controls.mean()), 0.0)
+    return excess > -float(np.hypot(error, ratio * _standard_error(controls)))
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    """Of the mean; a single value tells nothing of its error, so the value itself stands in."""
+    if len(values) == 1:
+        return abs(float(values[0]))
+    return float(values.std(ddof=1)) / len(values) ** 0.5

@@ -60,7 +60,7 @@ def specificity(
     return SpecificityResult(strongest, mean, control)
 
 
-def universal_heads(effects: NDArray[np.float64], threshold: float = 1.5, share: float = 0.8) -> NDArray[np.int64]:
+def universal_heads(effects: NDArray[np.float64], threshold: float = 2.0, share: float = 0.8) -> NDArray[np.int64]:
     """Heads that hurt nearly every task: at least ``threshold`` spreads on at least ``share`` of the tasks.
 
     A single task cannot tell universal heads from its own, and has none.

@@ -53,9 +53,27 @@ def test_the_layers_of_planted_universal_heads_are_fragile_and_no_others() -> No
             task: pilot_design(SMALL_REAL, 40, 4, 3, np.random.default_rng([seed, number]))
             for number, task in enumerate(TASKS)
         }
-        found = fragile_layers(measure_designs(engine, designs))
+        found = fragile_layers(measure_designs(engine, designs), least=0.8)
         assert found
         assert set(found) <= {head.layer for head in engine.universal()}
+
+
+def test_a_layer_that_one_task_alone_depends_on_is_not_fragile() -> None:
+    design = pilot_design(SHAPE, 5, 3, 2, np.random.default_rng(0))
+    layer = np.arange(18) % 6
+    tables = [
+        table_of(design, np.where(layer == own, 6.0, 0.01 * (layer + 1)) + 2.0 * (layer == 0)) for own in (2, 3, 4)
+    ]
+    merged = replace(
+        tables[0],
+        tasks=("a", "b", "c"),
+        task=np.repeat([0, 1, 2], 18),
+        **{
+            name: np.concatenate([getattr(table, name) for table in tables])
+            for name in ("item", "masks", "score", "baseline", "correct", "tokens")
+        },
+    )
+    assert fragile_layers(merged) == (0,)
 
 
 def test_a_table_of_another_design_is_a_usage_error() -> None:

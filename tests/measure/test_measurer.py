@@ -172,16 +172,16 @@ def test_a_head_the_model_lacks_is_refused_before_anything_starts(tmp_path: Path
         measurer(tmp_path, FleetInProcess()).request(toy_item(0), Ablation.of([Head(9, 0)]))
 
 
-def test_generation_leaves_room_for_the_whole_answer_and_one_token_more(tmp_path: Path) -> None:
+def test_generation_leaves_room_for_twice_the_answer_and_two_tokens_more(tmp_path: Path) -> None:
     study = measurer(tmp_path, FleetInProcess())
     long = Item("toy", "long", "say", " word" * 20)
-    assert study.request(toy_item(0), Ablation(), "generate").max_tokens == 16
-    assert study.request(long, Ablation(), "generate").max_tokens == 21
+    assert study.request(toy_item(0), Ablation(), "generate").max_tokens == 6
+    assert study.request(long, Ablation(), "generate").max_tokens == 42
 
 
 def test_generation_beyond_the_context_is_refused(tmp_path: Path) -> None:
     encoder = WordEncoder()
-    encoder.context = 12
+    encoder.context = 9
     study = LedgerMeasurer(STUDY, Ledger(tmp_path), FleetInProcess, encoder, Progress(None, io.StringIO()))
-    with pytest.raises(UsageError, match="toy/0 takes 20 tokens and the model's context has 12"):
+    with pytest.raises(UsageError, match="toy/0 takes 10 tokens and the model's context has 9"):
         study.request(toy_item(0), Ablation(), "generate")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cs_localize.errors import CsLocalizeError
 from cs_localize.heads import ModelShape
-from cs_localize.models import LocalModel, tiny
-from cs_localize.models.vocabularies import word_tokenizer
+from cs_localize.models import LocalModel, random_model, tiny
+from cs_localize.models.vocabularies import byte_tokenizer
 from cs_localize.tasks.tiny import TINY_COPY, TINY_MODSUM, TINY_SORT, TINY_VOCABULARY, tiny_training_text
 
 pytestmark = pytest.mark.model
@@ -18,24 +20,37 @@ pytestmark = pytest.mark.model
 TASKS = (TINY_COPY, TINY_SORT, TINY_MODSUM)
 
 
-def test_every_line_of_the_tiny_language_is_tokenized_word_by_word_and_given_back() -> None:
-    tokenizer = word_tokenizer(TINY_VOCABULARY)
+@pytest.fixture(scope="module", params=["as made", "qwen2", "qwen3"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    """The tokenizer as training uses it, and as transformers loads it beside a model of either architecture."""
+    made = byte_tokenizer(TINY_VOCABULARY)
+    if request.param == "as made":
+        return made
+    directory = tmp_path_factory.mktemp("tokenizer")
+    made.save_pretrained(directory)
+    AutoConfig.for_model(request.param).save_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def test_every_line_of_the_tiny_language_is_given_back_by_its_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
     text = tiny_training_text(np.random.default_rng(0), lines=300)
     ids = tokenizer(text)["input_ids"]
-    assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids) == text
-    assert len(ids) == sum(len(line.split()) + 1 for line in text.splitlines())
+    assert ids == byte_tokenizer(TINY_VOCABULARY)(text)["input_ids"]
 
 
-def test_the_tokens_of_a_prompt_are_the_first_of_the_prompt_with_its_answer() -> None:
-    tokenizer = word_tokenizer(TINY_VOCABULARY)
+def test_words_are_tokens_and_numbers_are_digits(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.tokenize("sort : c a = a c\n") == ["sort", "Ġ:", "Ġc", "Ġa", "Ġ=", "Ġa", "Ġc", "Ċ"]
+    assert tokenizer.tokenize("sum : 7 5 = 12\n") == ["sum", "Ġ:", "Ġ", "7", "Ġ", "5", "Ġ=", "Ġ", "1", "2", "Ċ"]
+
+
+def test_the_tokens_of_a_prompt_are_the_first_of_the_prompt_with_its_answer(tokenizer: PreTrainedTokenizerFast) -> None:
     for task in TASKS:
         for item in map(task.item, task.questions):
             prompt = tokenizer(item.prompt)["input_ids"]
-            assert tokenizer(item.prompt + item.answer)["input_ids"][: len(prompt)] == prompt
-            assert tokenizer.decode(tokenizer(f"{item.prompt}{item.answer}\n")["input_ids"][len(prompt) :]) == (
-                f"{item.answer}\n"
-            )
+            whole = tokenizer(f"{item.prompt}{item.answer}\n")["input_ids"]
+            assert whole[: len(prompt)] == prompt
+            assert tokenizer.decode(whole[len(prompt) :]) == f"{item.answer}\n"
 
 
 def test_another_recipe_has_another_directory(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,20 +76,15 @@ def test_a_model_that_did_not_learn_is_an_error_and_is_not_kept(
 
 
 def test_training_lines_carry_labels_on_answer_and_newline_alone() -> None:
-    tokenizer = word_tokenizer(TINY_VOCABULARY)
-    ids, labels = tiny._padded([("sum : 7 9 =", " 3\n"), ("sort : c a =", " a c\n")], tokenizer)
-    assert ids.shape == labels.shape == (2, 8)
-    assert tokenizer.decode(labels[0][labels[0] >= 0]) == " 3\n"
-    assert tokenizer.decode(labels[1][labels[1] >= 0]) == " a c\n"
-    assert tokenizer.decode(ids[0][:7]) == "sum : 7 9 = 3\n"
+    tokenizer = byte_tokenizer(TINY_VOCABULARY)
+    ids, labels = tiny._padded([("sum : 7 9 =", " 3\n"), ("copy : c =", " c\n")], tokenizer)
+    assert ids.shape == labels.shape == (2, 10)
+    assert tokenizer.decode(ids[0]) == "sum : 7 9 = 3\n"
+    assert [tokenizer.decode(row[row >= 0]) for row in labels] == [" 3\n", " c\n"]
+    assert (labels[1, 6:] < 0).all()
 
 
 def test_the_head_penalty_is_the_sum_of_the_norms_of_the_heads_columns(tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from cs_localize.models import random_model
-
     shape = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=8, ffn=16)
     path = random_model(tmp_path, "qwen3", layers=2, heads=4, kv_heads=2, head_dim=8, ffn=16)
     model = AutoModelForCausalLM.from_pretrained(path)
@@ -95,8 +105,6 @@ def test_a_tiny_model_has_the_geometry_of_its_recipe(tiny_model: LocalModel) -> 
 
 
 def test_a_tiny_model_copies_sorts_and_adds_as_loaded_from_disk(tiny_model: LocalModel) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model.path)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model.path)
     shares = tiny.accuracies(model, tokenizer)
@@ -106,8 +114,6 @@ def test_a_tiny_model_copies_sorts_and_adds_as_loaded_from_disk(tiny_model: Loca
 
 
 def test_a_tiny_model_generates_an_answer_and_ends_its_line(tiny_model: LocalModel) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model.path)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model.path)
     for task in TASKS:

@@ -48,7 +48,7 @@ def test_universal_heads_are_listed_and_none_of_the_specific_ones(name: str) -> 
         heads = {SMALL_REAL.head(int(i)) for i in universal_heads(make_solver(name).fit(table).effects_)}
         assert heads <= set(engine.universal())
         found |= {(seed, head) for head in heads}
-    assert len(found) >= 10
+    assert len(found) >= 8
 
 
 def test_ranking_by_effect_alone_puts_universal_heads_among_the_first() -> None:

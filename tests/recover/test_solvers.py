@@ -146,5 +146,5 @@ def test_unknown_options_and_impossible_values_are_usage_errors(name: str) -> No
     with pytest.raises(UsageError, match=f"solver '{name}' has no option 'alhpa'; it has alpha"):
         make_solver(name, alhpa=1)
     for value in (0, -1.0, float("nan"), "much", True):
-        with pytest.raises(UsageError, match="'alpha' is .*; give a number above 0"):
+        with pytest.raises(UsageError, match=r"'alpha' is .*; give a number above 0"):
             make_solver(name, alpha=value)

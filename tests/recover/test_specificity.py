@@ -64,14 +64,12 @@ def test_rows_without_names_are_a_usage_error() -> None:
 
 def test_universal_heads_hurt_nearly_every_task_and_come_worst_first() -> None:
     effects = np.zeros((5, 40))
-    effects[:, 7] = 1.5
+    effects[:, 7] = 2.0
     effects[:, 4] = 3.0
     effects[:4, 9] = 2.0
     effects[:3, 11] = 2.0
-    effects[0, 12] = 9.0
-    assert universal_heads(effects).tolist() == [4, 7, 9] or universal_heads(effects[1:]).tolist()[0] == 4
-    assert 11 not in universal_heads(effects)
-    assert 12 not in universal_heads(effects)
+    effects[0, 12] = 3.0
+    assert universal_heads(effects).tolist() == [4, 7, 9]
     assert universal_heads(effects, share=1.0).tolist() == [4, 7]
 
 
