@@ -28,7 +28,7 @@ class EngineConfig(_Section):
         None, description="Engines, one Ray actor each. Default: one a GPU, or one a core up to two on a CPU."
     )
     threads: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="CPU cores of one engine. Default: the machine's cores shared evenly."
+        None, description="CPU cores of one engine. Default: 1 beside a GPU, or the machine's cores shared evenly."
     )
     unit_tokens: int = Field(6000, ge=1, description="Tokens of one work unit; what an interruption can lose.")
     max_num_seqs: int = Field(128, ge=1, le=4096, description="Most requests in one vLLM step.")
@@ -40,7 +40,7 @@ class EngineConfig(_Section):
     )
     neuron_slots: int = Field(24, ge=1, le=1024, description="Most different neuron ablations in one vLLM step.")
     eager: bool = Field(True, description="Skip compilation: slower steps, much faster start.")
-    kv_cache_gib: float = Field(1.0, gt=0, description="KV cache of one CPU engine in GiB.")
+    kv_cache_gib: int = Field(1, ge=1, description="KV cache of one CPU engine in GiB.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory vLLM may take.")
     trust_remote_code: bool = Field(False, description="Let the model's repository run its own Python code.")
     planted: dict[str, Any] = Field(default_factory=dict, description="Options of the planted engine.")
@@ -107,7 +107,9 @@ class CrosscheckConfig(_Section):
     """Heads against the FFN neurons that CNL finds."""
 
     enabled: bool = Field(True, description="Run the cross-check.")
-    tasks: tuple[str, ...] | None = Field(None, description="Tasks to cross-check. Default: all of the study.")
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None, description="Tasks to cross-check. Default: all of the study."
+    )
     items: int = Field(24, ge=2, description="Search items that neurons are located on.")
     zeroed_items: int = Field(6, ge=1, description="Of these, items attributed again with heads zeroed.")
     steps: int = Field(19, ge=1, description="S, steps of the integral; S + 1 points are evaluated.")

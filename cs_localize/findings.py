@@ -35,7 +35,7 @@ class RankedHead(_File):
 
     head: str = Field(description="The head, such as L16H21.")
     effect: float = Field(description="Score lost when it is knocked out, in nats a request (solver's estimate).")
-    interval: Interval | None = Field(description="95% bootstrap interval of the effect; null below the candidates.")
+    interval: Interval | None = Field(description="95% bootstrap interval of its least-squares refit; null below the candidates.")
     specificity: float = Field(description="Effect in spreads of this task, minus that of the control it hurts most.")
     specificity_mean: float = Field(description="The same against the mean of the controls.")
     strongest_control: str | None = Field(description="The control it hurts most; null where a task has none.")
@@ -47,7 +47,7 @@ class TaskFinding(_File):
     named: list[str] = Field(
         description="Heads the task depends on, most specific first; empty if none could be shown."
     )
-    reason: str = Field(description="Why this many heads are named.")
+    reason: str = Field(description="Why these heads are named and no others.")
     ranking: list[RankedHead] = Field(description="All heads, most specific first.")
     search_curve: list[float] = Field(
         description="Accuracy on search items with the first k named heads zeroed, k = 0, 1, …."
@@ -59,9 +59,9 @@ class TaskFinding(_File):
         description="Share of search items with every answer token ranked first, unablated."
     )
     items: int = Field(description="Search items.")
-    tests_a_head: float = Field(description="Smallest number of masked requests in which a head was off.")
+    tests_a_head: float = Field(description="Smallest number of different masks that knock out a head.")
     requests: int = Field(
-        description="Masked search requests spent on this task, pilot and counting of heads included."
+        description="Masked search requests spent on this task, pilot and naming included."
     )
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
@@ -78,7 +78,9 @@ class HeadsFile(_File):
     kv_heads: int = Field(description="Key/value heads a layer.")
     solver: str = Field(description="The solver.")
     tasks: dict[str, TaskFinding] = Field(description="Findings by task.")
-    universal: list[str] = Field(description="Heads that hurt every capability, worst first; never named for a task.")
+    universal: list[str] = Field(
+        description="Heads that hurt nearly every capability and are named for none, worst first."
+    )
     fragile_layers: list[int] = Field(description="Layers in which the pilot made the design knock out fewer heads.")
     sweep_requests: int = Field(description="Requests a sweep of every head on the same items would cost a task.")
     warnings: list[str] = Field(description="What a reader should know before trusting this.")
@@ -122,7 +124,7 @@ class ConfirmFile(_File):
     )
     random: dict[str, RandomHeads] = Field(description="Random heads by task.")
     curve: dict[str, list[float]] = Field(
-        description="Accuracy with the first k heads of the ranking zeroed, k = 0, 1, …."
+        description="Accuracy with the first k heads zeroed, named ones first, k = 0, 1, …."
     )
     control_curve: dict[str, list[float]] = Field(
         description="Mean accuracy of the controls under the same ablations; empty if not measured."

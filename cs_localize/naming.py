@@ -125,7 +125,7 @@ def start_naming(
     """
     each = -(-select.control_items // len(controls)) if controls else 0
     shared = [item for name in controls for item in items[name][:each]]
-    return Naming(task, list(candidates), items[task][: select.items], shared)
+    return Naming(task, list(candidates[: select.candidates]), items[task][: select.items], shared)
 
 
 def name_heads(namings: Sequence[Naming], select: SelectConfig, measurer: Measurer) -> None:

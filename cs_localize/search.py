@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.config import StudyConfig
+from cs_localize.confirm.answers import controls_of
 from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
+from cs_localize.errors import UsageError
 from cs_localize.findings import RankedHead, TaskFinding
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Measurer
@@ -36,10 +38,10 @@ class SearchResult:
     Attributes:
         findings: by task.
         ranking: by task, all heads, most specific first.
-        candidates: by task, the named heads, then the others among the first of the ranking; no universal ones.
-        universal: heads that hurt every task, worst first.
+        candidates: by task, the named heads, then the others among the first of the ranking.
+        universal: heads that hurt nearly every task and are named for none, worst first.
         fragile: layers the design spared.
-        designs: by task, every masked request but those that count the heads, the pilot's first.
+        designs: by task, every masked request but those of the naming, the pilot's first.
         table: the outcomes of the designs.
         warnings: what a reader should know.
     """
@@ -101,20 +103,19 @@ class Search:
         solver = make_solver(self.config.solver.name, **self.config.solver.options)
         effects = solver.fit(table).effects_
         contrast = specificity(effects, table.tasks, self.relatives)
-        universal = tuple(self.shape.head(int(i)) for i in universal_heads(effects))
         order = rank_heads(contrast.strongest, effects)
         ranking = {
             task: tuple(self.shape.head(int(i)) for i in row) for task, row in zip(table.tasks, order, strict=True)
         }
-        candidates = {
-            task: tuple(head for head in heads if head not in universal)[: self.config.select.candidates]
-            for task, heads in ranking.items()
-        }
+        first = max(self.config.select.candidates, self.config.confirm.curve)
+        candidates = {task: heads[:first] for task, heads in ranking.items()}
         namings = {
-            task: start_naming(task, candidates[task], self.items, self._controls(task), self.config.select)
+            task: start_naming(task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select)
             for task in table.tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer)
+        named = {head for naming in namings.values() for head in naming.kept}
+        universal = [self.shape.head(int(i)) for i in universal_heads(effects)]
         fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
         findings = {}
         for number, task in enumerate(table.tasks):
@@ -134,7 +135,7 @@ class Search:
             findings,
             ranking,
             {task: _named_first(candidates[task], namings[task].kept) for task in table.tasks},
-            universal,
+            tuple(head for head in universal if head not in named),
             fragile,
             designs,
             table,
@@ -147,9 +148,15 @@ class Search:
         return {task: [next(outcomes) for _ in items] for task, items in self.items.items()}
 
     def _pilots(self) -> dict[str, Design]:
-        pilot = self.config.design.pilot
+        pilot, requests = self.config.design.pilot, self.config.design.requests
         if not pilot.requests_a_layer:
             return {}
+        spent = self.shape.layers * pilot.requests_a_layer
+        if requests <= spent:
+            raise UsageError(
+                f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
+                "design.pilot.requests_a_layer"
+            )
         return {
             task: pilot_design(
                 self.shape,
@@ -207,9 +214,6 @@ class Search:
             correct=np.array([outcome.correct for outcome in outcomes]),
             tokens=np.array([outcome.tokens for outcome in outcomes]),
         )
-
-    def _controls(self, task: str) -> list[str]:
-        return [other for other in self.items if other != task and other not in self.relatives.get(task, ())]
 
     def _spending(
         self, table: MeasurementTable, unablated: Sequence[Outcome], design: Design, naming: Naming

@@ -14,6 +14,7 @@ from typing import Any
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
 from cs_localize.heads import ModelShape
+from cs_localize.measure import planted
 from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.fleet import Fleet
 from cs_localize.measure.ledger import Ledger
@@ -55,7 +56,8 @@ def engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple
         options = {"tasks": sorted(tasks), **engine.planted}
         shape = _planted_shape(options.pop("shape", None))
         resources = {"delay_s": options.pop("delay_s", 0.0)}
-        return EngineSpec("planted", "", "planted", shape, settings=options, resources=resources), WordEncoder()
+        content = f"planted/{planted.VERSION} {shape}"
+        return EngineSpec("planted", "", content, shape, settings=options, resources=resources), WordEncoder()
     local = resolve(model)
     spec = EngineSpec(
         name=engine.name,

@@ -32,7 +32,7 @@ class _Plan:
         controls: by task, those that control it.
         own: the named heads of every task that has some.
         universal: the universal heads, if there are any.
-        curves: by task, the first k heads of its ranking, k = 0, 1, ….
+        curves: by task, the first k heads of ``ranking``, k = 0, 1, ….
         draws: by task in ``own``, random heads.
     """
 
@@ -84,7 +84,7 @@ def confirm_heads(
         measurer: who answers.
         held_out: items of every task and control.
         named: heads the search named, by task.
-        ranking: all or the first heads of the ranking, by task.
+        ranking: the heads of the knockout curve in order, by task.
         universal: heads that hurt every task.
         relatives: by task, tasks that do not act as its control; one side's word is enough.
         shape: the model's geometry.

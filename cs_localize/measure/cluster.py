@@ -86,7 +86,7 @@ def worker_environment(spec: EngineSpec, threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(spec.resources.get("kv_cache_gib", 1))),
+        "VLLM_CPU_KVCACHE_SPACE": str(spec.resources.get("kv_cache_gib", 1)),
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),

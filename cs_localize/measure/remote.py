@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cs_localize.errors import MeasurementError
-from cs_localize.measure.cluster import death_reason, engine_error, worker_environment
+from cs_localize.measure.cluster import check_room, death_reason, engine_error, worker_environment
 from cs_localize.measure.spec import EngineSpec
 
 ResultT = TypeVar("ResultT")
@@ -19,8 +19,10 @@ def run_on_worker(
     """Runs ``function(spec, *args, **options)`` in a process of its own on the connected Ray, with so many cores.
 
     Raises:
+        UsageError: if no machine of the cluster has so many cores and GPUs.
         CsLocalizeError: what the function raised, or a MeasurementError in one line for anything else.
     """
+    check_room(1, cores, gpus)
     ray: Any = importlib.import_module("ray")
     task = ray.remote(
         num_cpus=cores,

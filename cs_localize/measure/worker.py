@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import socket
 import tempfile
@@ -83,9 +84,9 @@ class EngineWorker:
         if len(outcomes) != len(requests):
             raise MeasurementError(f"the engine returned {len(outcomes)} outcomes for {len(requests)} requests")
         for request, outcome in zip(requests, outcomes, strict=True):
-            if request.mode == "score" and outcome.score != outcome.score:
+            if request.mode == "score" and not math.isfinite(outcome.score):
                 raise MeasurementError(
-                    f"the score of {request.item.task}/{request.item.id} under {request.ablation} is not a number"
+                    f"the score of {request.item.task}/{request.item.id} under {request.ablation} is {outcome.score}"
                 )
         return outcomes
 

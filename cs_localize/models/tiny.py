@@ -27,7 +27,7 @@ from cs_localize.tasks.tiny import TINY_COPY, TINY_MODSUM, TINY_SORT, TINY_VOCAB
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LOG = logging.getLogger("cs_localize")
 _TRAINING = 1  # to be raised whenever train() gives another model for the same recipe
@@ -137,7 +137,7 @@ def _rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _batches(recipe: TinyRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(recipe: TinyRecipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Token ids and labels, both ``[batch, longest line]``, of random lines; only answer and newline have labels."""
     rng = np.random.default_rng(recipe.seed)
     lines = tiny_training_text(rng, recipe.lines).splitlines(keepends=True)
@@ -148,7 +148,7 @@ def _batches(recipe: TinyRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator
         yield ids[rows], labels[rows]
 
 
-def _padded(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids of prompts with their answers, and the same ids where the answer is, ``[pairs, longest]`` each."""
     import torch
 
@@ -180,7 +180,7 @@ def _head_norms(model: PreTrainedModel, shape: ModelShape) -> torch.Tensor:
     return heads.square().sum(dim=(1, 3)).add(1e-8).sqrt().sum()  # the small term keeps the gradient finite at 0
 
 
-def accuracies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
+def accuracies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
     """Share of the questions of each tiny task whose every answer token the model ranks first."""
     import torch
 

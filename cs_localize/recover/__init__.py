@@ -1,4 +1,4 @@
-"""From outcomes to heads: sparse solvers, specificity, and how many heads to name."""
+"""From outcomes to heads: sparse solvers, specificity, and whether a head is one to name."""
 
 from cs_localize.recover.convex import ConvexSolver
 from cs_localize.recover.count import adds_specific_damage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,4 +42,4 @@ def _standard_error(values: NDArray[np.float64]) -> float:
     """Of the mean; a single value tells nothing of its error, so the value itself stands in."""
     if len(values) == 1:
         return abs(float(values[0]))
-    return float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.std(ddof=1)) / math.sqrt(len(values))

@@ -59,7 +59,7 @@ def heatmap_svg(heads_file: HeadsFile, task: str) -> str:
 def knockout_curve(
     target: Sequence[float], controls: Sequence[float], named: int, random_drops: Sequence[float] = ()
 ) -> str:
-    """Accuracy with the first k heads of the ranking zeroed.
+    """Accuracy with the first k heads zeroed: the named ones, then the others of the ranking.
 
     Args:
         target: accuracy of the task at k = 0, 1, ….
@@ -69,7 +69,7 @@ def knockout_curve(
     """
     last = max(len(target) - 1, 1)
     axes = Axes(336, 210, lambda k: k / last)
-    parts = [axes.frame(range(last + 1), "heads zeroed, in the order of the ranking")]
+    parts = [axes.frame(range(last + 1), "heads zeroed, the named ones first")]
     if named:
         x = axes.x(named)
         parts.append(element("line", x1=x, x2=x, y1=axes.y(1), y2=axes.y(0), class_="mark"))

@@ -68,8 +68,8 @@ def test_a_missing_outcome_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded(monkeypatch).measure([toy.toy_request("short"), *toy.toy_requests(1)])
 
 
-def test_a_score_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MeasurementError, match="score of toy/nan under none is not a number"):
+def test_a_score_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MeasurementError, match="score of toy/nan under none is nan"):
         loaded(monkeypatch).measure([toy.toy_request("nan")])
 
 

@@ -39,9 +39,9 @@ def test_every_line_of_the_tiny_language_is_given_back_by_its_tokenizer(tokenize
     assert ids == byte_tokenizer(TINY_VOCABULARY)(text)["input_ids"]
 
 
-def test_words_are_tokens_and_numbers_are_digits(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.tokenize("sort : c a = a c\n") == ["sort", "Ġ:", "Ġc", "Ġa", "Ġ=", "Ġa", "Ġc", "Ċ"]
-    assert tokenizer.tokenize("sum : 7 5 = 12\n") == ["sum", "Ġ:", "Ġ", "7", "Ġ", "5", "Ġ=", "Ġ", "1", "2", "Ċ"]
+def test_every_word_and_every_newline_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.tokenize("sort : c a = a c\n") == ["sort", " :", " c", " a", " =", " a", " c", "Ċ"]
+    assert tokenizer.tokenize("sum : 7 5 = 12\n") == ["sum", " :", " 7", " 5", " =", " 12", "Ċ"]
 
 
 def test_the_tokens_of_a_prompt_are_the_first_of_the_prompt_with_its_answer(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -78,7 +78,7 @@ def test_a_model_that_did_not_learn_is_an_error_and_is_not_kept(
 def test_training_lines_carry_labels_on_answer_and_newline_alone() -> None:
     tokenizer = byte_tokenizer(TINY_VOCABULARY)
     ids, labels = tiny._padded([("sum : 7 9 =", " 3\n"), ("copy : c =", " c\n")], tokenizer)
-    assert ids.shape == labels.shape == (2, 10)
+    assert ids.shape == labels.shape == (2, 7)
     assert tokenizer.decode(ids[0]) == "sum : 7 9 = 3\n"
     assert [tokenizer.decode(row[row >= 0]) for row in labels] == [" 3\n", " c\n"]
     assert (labels[1, 6:] < 0).all()
