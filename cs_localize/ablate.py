@@ -74,12 +74,13 @@ def ablate(
     """
     if not tasks:
         raise UsageError("name at least one task; 'cs-localize tasks' lists them")
-    items = {}
-    for name in dict.fromkeys(tasks):
-        split = get_task(name).split(seed).held_out
-        if limit is not None and limit < 1:
-            raise UsageError(f"--limit {limit}: ask for at least 1 item")
-        items[name] = split[:limit]
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: ask for at least 1 item")
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: at least 0 is needed")
+    if samples is not None and not samples.parent.is_dir():
+        raise UsageError(f"--log-samples {samples}: there is no folder {samples.parent}")
+    items = {name: get_task(name).split(seed).held_out[:limit] for name in dict.fromkeys(tasks)}
     progress = Progress(None)
     with open_session(model, engine or EngineConfig(), tuple(items), ledger, progress) as session:
         ablation.check(session.shape)

@@ -13,7 +13,8 @@ from pathlib import Path
 from cs_localize import __version__
 from cs_localize.errors import CsLocalizeError, UsageError
 
-_ENGINES = ("vllm", "hf", "planted")
+_ENGINES = ("vllm", "hf")
+_LONGEST = 1500  # characters of a message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,27 +26,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        if sys.stdout is not None:  # None where the shell closed it
+            sys.stdout.flush()  # at exit it would be too late to report a full disk
+        return code
     except CsLocalizeError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command continues where this one stopped", 130)
     except BrokenPipeError:
         # Whoever read the output went away. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except ModuleNotFoundError as error:
         return _complain(f"the package '{error.name}' is missing; install cs_localize[cpu] or cs_localize[gpu]", 1)
+    except MemoryError as error:
+        return _complain(f"there is not enough memory ({error or 'no size named'}); ask for less", 1)
     except OSError as error:
+        if error.filename is None:
+            _discard_output()  # it may have been the output that failed, and would fail once more at exit
         if error.errno == errno.ENOSPC:
             return _complain(
                 f"the disk is full ({error.filename or 'no file named'}); free some space and run again", 1
             )
-        raise
+        return _complain(str(error), 1)
+
+
+def _discard_output() -> None:
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"cs-localize: {message}", file=sys.stderr)
+    line = " ".join(message.split())
+    print(f"cs-localize: {line if len(line) <= _LONGEST else line[:_LONGEST] + '…'}", file=sys.stderr)
     return code
 
 
@@ -73,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     ablate.add_argument("--tasks", required=True, help="task names with commas between")
     ablate.add_argument("--limit", type=int, help="most items a task")
     ablate.add_argument("--seed", type=int, default=0, help="seed of the split into search and held-out items")
-    ablate.add_argument("--engine", choices=_ENGINES[:2], default="vllm", help="who answers (default: %(default)s)")
+    ablate.add_argument("--engine", choices=_ENGINES, default="vllm", help="who answers (default: %(default)s)")
     ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
     ablate.add_argument("--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder)")
     ablate.add_argument("--log-samples", type=Path, metavar="FILE", help="write every answer, one JSON object a line")
@@ -135,7 +149,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     effects = ablate(
         arguments.model,
         Ablation.decode(arguments.heads),
-        [name for name in arguments.tasks.split(",") if name],
+        [name.strip() for name in arguments.tasks.split(",") if name.strip()],
         limit=arguments.limit,
         seed=arguments.seed,
         engine=EngineConfig(name=arguments.engine, workers=arguments.workers),

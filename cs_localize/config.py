@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cs_localize.errors import UsageError
+
+_LARGEST = 2**63 - 1
+"""Of every whole number: what an array can hold."""
 
 
 class _Section(BaseModel):
     """Unknown keys are errors: a misspelt option must not be ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_is_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """YAML reads yes and no as true and false, which Python takes for 1 and 0."""
+        if not _numeric(cls.model_fields[str(info.field_name)].annotation):
+            return value
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, bool):
+                raise ValueError(f"give a number, not {str(number).lower()}")
+            if isinstance(number, int) and number > _LARGEST:
+                raise ValueError(f"give a number of at most {_LARGEST}")
+        return value
+
+
+def _numeric(annotation: object) -> bool:
+    return annotation in (int, float) or any(map(_numeric, get_args(annotation)))
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options are hashed and written down again, which dates, infinities and references to oneself do not survive."""
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("give finite numbers, text, true or false, and lists and mappings of these") from None
+    return options
+
+
+_Options = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class EngineConfig(_Section):
@@ -43,7 +85,7 @@ class EngineConfig(_Section):
     kv_cache_gib: int = Field(1, ge=1, description="KV cache of one CPU engine in GiB.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory vLLM may take.")
     trust_remote_code: bool = Field(False, description="Let the model's repository run its own Python code.")
-    planted: dict[str, Any] = Field(default_factory=dict, description="Options of the planted engine.")
+    planted: _Options = Field(default_factory=dict, description="Options of the planted engine.")
 
 
 class PilotConfig(_Section):
@@ -61,7 +103,7 @@ class DesignConfig(_Section):
         "request", description="A mask for every request, or for a block of items."
     )
     block: int = Field(8, ge=1, description="Items asked under one mask when unit is block.")
-    requests: int = Field(900, ge=1, description="Masked search requests a task, the pilot's included.")
+    requests: int = Field(900, ge=1, le=1_000_000, description="Masked search requests a task, the pilot's included.")
     density: float = Field(0.06, gt=0, le=0.5, description="Share of heads knocked out in a layer that is not fragile.")
     fragile_density: float = Field(0.015, gt=0, le=0.5, description="The same in a fragile layer.")
     pilot: PilotConfig = PilotConfig()
@@ -71,7 +113,7 @@ class SolverConfig(_Section):
     """From outcomes to effects."""
 
     name: Literal["lasso", "cvxpy"] = Field("lasso", description="The sparse-recovery solver.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
+    options: _Options = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
 
 
 class SelectConfig(_Section):
@@ -83,7 +125,7 @@ class SelectConfig(_Section):
     limit: int = Field(5, ge=1, description="Most heads to name.")
     share: float = Field(0.9, gt=0, le=1, description="Stop when this share of the accuracy on search items is gone.")
     ratio: float = Field(3.0, ge=0, description="Damage a named head adds to its task, in multiples of the controls'.")
-    bootstrap: int = Field(200, ge=1, description="Resamples behind the intervals of effects.")
+    bootstrap: int = Field(200, ge=1, le=1_000_000, description="Resamples behind the intervals of effects.")
 
     @model_validator(mode="after")
     def _limit_within_candidates(self) -> SelectConfig:
@@ -96,11 +138,11 @@ class ConfirmConfig(_Section):
     """Held-out confirmation with the tasks' own metrics."""
 
     enabled: bool = Field(True, description="Run the confirmation.")
-    random_draws: int = Field(19, ge=0, description="Draws of random heads from the same layers.")
+    random_draws: int = Field(19, ge=0, le=10_000, description="Draws of random heads from the same layers.")
     random_on: Literal["target", "all"] = Field("all", description="Tasks that random heads are measured on.")
     curve: int = Field(10, ge=0, description="Knockout curve up to this many heads.")
     curve_on: Literal["target", "all"] = Field("all", description="Tasks that the curve is measured on.")
-    bootstrap: int = Field(2000, ge=100, description="Resamples behind the intervals of drops.")
+    bootstrap: int = Field(2000, ge=100, le=1_000_000, description="Resamples behind the intervals of drops.")
 
 
 class CrosscheckConfig(_Section):
@@ -112,10 +154,11 @@ class CrosscheckConfig(_Section):
     )
     items: int = Field(24, ge=2, description="Search items that neurons are located on.")
     zeroed_items: int = Field(6, ge=1, description="Of these, items attributed again with heads zeroed.")
-    steps: int = Field(19, ge=1, description="S, steps of the integral; S + 1 points are evaluated.")
+    steps: int = Field(19, ge=1, le=10_000, description="S, steps of the integral; S + 1 points are evaluated.")
     sigma: float = Field(6.0, gt=0, description="Keep neurons this many standard deviations above the mean.")
-    random_draws: int = Field(19, ge=1, description="Draws of random neurons, same number in every layer.")
+    random_draws: int = Field(19, ge=1, le=10_000, description="Draws of random neurons, same number in every layer.")
     random_on: Literal["target", "all"] = Field("all", description="Tasks that random neurons are measured on.")
+    bootstrap: int = Field(2000, ge=100, description="Resamples behind intervals and verdict.")
     dose: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (1, 2, 5, 10, 20, 50, 100), description="Neuron counts of the dose curve."
     )
@@ -131,7 +174,9 @@ class StudyConfig(_Section):
     held_out_items: int | None = Field(None, ge=1, description="Held-out items a task. Default: the other half.")
     seed: int = Field(0, ge=0, description="Seed of splits, masks and resamples.")
     ledger: str | None = Field(
-        None, description="Folder of measured outcomes shared by studies. Default: the study's own."
+        None,
+        pattern=r"^[^\x00]*$",
+        description="Folder of measured outcomes shared by studies. Default: the study's own.",
     )
     engine: EngineConfig = EngineConfig()
     design: DesignConfig = DesignConfig()
@@ -188,12 +233,12 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
         UsageError: if the file is missing, is not YAML or does not describe a study.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"no study file at {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
+    except _YAML_PROBLEMS as error:
         raise UsageError(f"{path} is not valid YAML: {_one_line(error)}") from None
     if isinstance(data, dict):
         data = apply_overrides(data, overrides)
@@ -212,8 +257,8 @@ def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[st
         if not separator or not all(path.split(".")):
             raise UsageError(f"--set {override}: write it as section.option=value, for example design.requests=600")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = _read_yaml(text)
+        except _YAML_PROBLEMS as error:
             raise UsageError(f"--set {override}: the value is not valid YAML: {_one_line(error)}") from None
         *sections, option = path.split(".")
         target = result
@@ -229,6 +274,40 @@ def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[st
 def dump_study(study: StudyConfig) -> str:
     """The study as YAML, every default written out."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+_YAML_PROBLEMS = (yaml.YAMLError, ValueError, RecursionError)
+"""PyYAML lets through what Python says of a 13th month, of 5000 digits, and of brackets in brackets in brackets."""
+
+
+def _read_yaml(text: str) -> object:
+    """What a YAML document holds; a key given twice is an error, since one of the two would be ignored."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_repeated_keys(node, set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))
+    if not isinstance(node, yaml.MappingNode):
+        for inner in node.value:
+            _refuse_repeated_keys(inner, seen)
+        return
+    keys: set[str] = set()
+    for key, inner in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(problem=f"'{key.value}' is given twice", problem_mark=key.start_mark)
+            keys.add(key.value)
+        _refuse_repeated_keys(inner, seen)
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -28,7 +28,8 @@ _TESTED_VLLM = "0.32."
 _LEAST_FREE_GIB = 2
 _ABLATIONS = 16
 _SAME_TOKEN = 0.95
-_SCORE_DIFFERENCE = 0.05  # nats; bf16 on both sides gives about 0.03
+_SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the model's own dtype
+_EXACT_DIFFERENCE = 0.01  # nats between two engines in float32
 
 
 def diagnose(model: str, stream: TextIO, task: str = "antonyms") -> bool:
@@ -93,7 +94,7 @@ def _prove(model: str, task: str, say: Callable[[bool, str], None]) -> None:
     plain = [replace(request, ablation=Ablation()) for request in ablated]
     mixed = [request for pair in zip(ablated, plain, strict=True) for request in pair]
     with RaySession():
-        workers, threads, gpus = fleet_size(EngineConfig(workers=1))
+        _, threads, gpus = fleet_size(EngineConfig(workers=1))
         (first, alone, together), evidence = run_on_worker(
             answer_in_process, spec, [plain, ablated, mixed], cores=threads, gpus=gpus
         )
@@ -115,17 +116,15 @@ def _prove(model: str, task: str, say: Callable[[bool, str], None]) -> None:
             effect.score_difference > 10 * max(noise.score_difference, 1e-4),
             f"ablations change the answers: {effect.score_difference:.3f} nats from unablated",
         )
-        (oracle,), _ = run_on_worker(
-            answer_in_process,
-            replace(spec, name="hf", dtype="float32", resources={}),
-            [ablated],
-            cores=threads * workers,
-            gpus=gpus,
-        )
-    same = agreement(alone, oracle)
+        # In float32 nothing but the knockout itself can differ; in bf16 two right engines differ by rounding.
+        exact = replace(spec, dtype="float32")
+        (masked,), _ = run_on_worker(answer_in_process, exact, [ablated], cores=threads, gpus=gpus)
+        reference = replace(exact, name="hf", resources={})
+        (oracle,), _ = run_on_worker(answer_in_process, reference, [ablated], cores=threads)
+    same = agreement(masked, oracle)
     say(
-        same.same_token >= _SAME_TOKEN and same.score_difference <= _SCORE_DIFFERENCE,
-        f"agreement with transformers under the same ablations: {same.same_token:.1%} same next token, "
+        same.same_token >= _SAME_TOKEN and same.score_difference <= _EXACT_DIFFERENCE,
+        f"agreement with transformers under the same ablations, in float32: {same.same_token:.1%} same next token, "
         f"{same.score_difference:.4f} nats apart",
     )
 

@@ -34,8 +34,11 @@ class RankedHead(_File):
     """One head in the ranking of a task."""
 
     head: str = Field(description="The head, such as L16H21.")
-    effect: float = Field(description="Score lost when it is knocked out, in nats a request (solver's estimate).")
-    interval: Interval | None = Field(description="95% bootstrap interval of its least-squares refit; null below the candidates.")
+    effect: float = Field(
+        description="Score lost when it is knocked out, in nats a request: refitted by least squares for a candidate, "
+        "the solver's shrunk estimate for the others."
+    )
+    interval: Interval | None = Field(description="95% bootstrap interval of the refit; null below the candidates.")
     specificity: float = Field(description="Effect in spreads of this task, minus that of the control it hurts most.")
     specificity_mean: float = Field(description="The same against the mean of the controls.")
     strongest_control: str | None = Field(description="The control it hurts most; null where a task has none.")
@@ -60,9 +63,7 @@ class TaskFinding(_File):
     )
     items: int = Field(description="Search items.")
     tests_a_head: float = Field(description="Smallest number of different masks that knock out a head.")
-    requests: int = Field(
-        description="Masked search requests spent on this task, pilot and naming included."
-    )
+    requests: int = Field(description="Masked search requests spent on this task, pilot and naming included.")
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
     fit: float = Field(description="Correlation of predicted and measured damage on held-back masks.")
@@ -79,7 +80,7 @@ class HeadsFile(_File):
     solver: str = Field(description="The solver.")
     tasks: dict[str, TaskFinding] = Field(description="Findings by task.")
     universal: list[str] = Field(
-        description="Heads that hurt nearly every capability and are named for none, worst first."
+        description="Heads that hurt nearly every capability, worst first; named only where one stands out."
     )
     fragile_layers: list[int] = Field(description="Layers in which the pilot made the design knock out fewer heads.")
     sweep_requests: int = Field(description="Requests a sweep of every head on the same items would cost a task.")
@@ -212,7 +213,7 @@ class CrosscheckFile(_File):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-FileT = TypeVar("FileT", HeadsFile, ConfirmFile, CrosscheckFile)
+FileT = TypeVar("FileT", HeadsFile, ConfirmFile, CrosscheckFile, NeuronSet)
 
 
 def dump_file(value: BaseModel) -> str:

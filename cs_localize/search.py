@@ -30,6 +30,8 @@ from cs_localize.recover import (
     universal_heads,
 )
 
+_FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -39,7 +41,7 @@ class SearchResult:
         findings: by task.
         ranking: by task, all heads, most specific first.
         candidates: by task, the named heads, then the others among the first of the ranking.
-        universal: heads that hurt nearly every task and are named for none, worst first.
+        universal: heads that hurt nearly every task, worst first.
         fragile: layers the design spared.
         designs: by task, every masked request but those of the naming, the pilot's first.
         table: the outcomes of the designs.
@@ -93,8 +95,9 @@ class Search:
             MeasurementError: if an outcome cannot be measured.
             SolverError: if the solver reaches no solution.
         """
-        baseline = self._baseline()
         pilots = self._pilots()
+        _check_masks(self._designs((), pilots))  # before anything is measured
+        baseline = self._baseline()
         pilot = self._table(pilots, baseline, "pilot") if pilots else None
         fragile = fragile_layers(pilot) if pilot is not None else ()
         designs = self._designs(fragile, pilots)
@@ -110,12 +113,12 @@ class Search:
         first = max(self.config.select.candidates, self.config.confirm.curve)
         candidates = {task: heads[:first] for task, heads in ranking.items()}
         namings = {
-            task: start_naming(task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select)
+            task: start_naming(
+                task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select
+            )
             for task in table.tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer)
-        named = {head for naming in namings.values() for head in naming.kept}
-        universal = [self.shape.head(int(i)) for i in universal_heads(effects)]
         fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
         findings = {}
         for number, task in enumerate(table.tasks):
@@ -135,7 +138,7 @@ class Search:
             findings,
             ranking,
             {task: _named_first(candidates[task], namings[task].kept) for task in table.tasks},
-            tuple(head for head in universal if head not in named),
+            tuple(self.shape.head(int(i)) for i in universal_heads(effects)),
             fragile,
             designs,
             table,
@@ -230,6 +233,17 @@ class Search:
         }
 
 
+def _check_masks(designs: Mapping[str, Design]) -> None:
+    different = len(
+        np.unique(np.concatenate([np.packbits(design.masks, axis=1) for design in designs.values()]), axis=0)
+    )
+    if different < _FEWEST_MASKS:
+        raise UsageError(
+            f"the design has {different} different masks and needs {_FEWEST_MASKS} to judge its fit; raise "
+            "design.requests, or lower design.block"
+        )
+
+
 def _named_first(candidates: Sequence[Head], named: Sequence[Head]) -> tuple[Head, ...]:
     return (*named, *(head for head in candidates if head not in named))
 
@@ -247,14 +261,16 @@ def _ranked(
     ranked = []
     for position in map(int, order):
         column = known.get(position)
-        bounds = None
+        effect, bounds = float(effects[number, position]), None
         if column is not None and np.isfinite(intervals.low[number, column]):
+            # The solver's estimates are shrunk: right for ranking, too small to quote.
+            effect = float(intervals.effect[number, column])
             bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
         control = int(contrast.control[number, position])
         ranked.append(
             RankedHead(
                 head=str(shape.head(position)),
-                effect=float(effects[number, position]),
+                effect=effect,
                 interval=bounds,
                 specificity=float(contrast.strongest[number, position]),
                 specificity_mean=float(contrast.mean[number, position]),

@@ -144,11 +144,14 @@ def _vllm_resources(engine: EngineConfig) -> dict[str, object]:
 
 
 def _planted_shape(geometry: object) -> ModelShape:
-    try:
-        return ModelShape(**geometry)  # type: ignore[arg-type]  # a TypeError is what a wrong value comes to
-    except TypeError:
-        fields = ", ".join(ModelShape.__dataclass_fields__)
-        raise UsageError(f"engine.planted.shape must give {fields}") from None
+    fields = ModelShape.__dataclass_fields__
+    if not (
+        isinstance(geometry, dict)
+        and geometry.keys() == fields.keys()
+        and all(type(n) is int for n in geometry.values())
+    ):
+        raise UsageError(f"engine.planted.shape must give {', '.join(fields)}, each a whole number")
+    return ModelShape(**geometry)
 
 
 def _installed(package: str) -> bool:

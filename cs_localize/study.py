@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,16 @@ from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
+from cs_localize.measure.spec import EngineSpec
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import make_solver
 from cs_localize.report import write_report
 from cs_localize.search import Search, SearchResult, generator
 from cs_localize.session import Session, open_session, package_versions
 from cs_localize.tasks import Task, get_task
 
-RESULTS = ("heads.json", "confirm.json", "crosscheck.json", "report.html")
+RESULTS = ("design.npz", "heads.json", "confirm.json", "crosscheck.json", "report.html")
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,16 @@ def run_study(config: StudyConfig, out: Path, command: Sequence[str] = ()) -> St
     tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
     _check(config)
     _prepare(config, out)
-    progress = Progress(out / "events.jsonl")
-    with open_session(
-        config.model, config.engine, tuple(tasks), Path(config.ledger or out / "ledger"), progress
-    ) as session:
-        study = _Study(config, out, tasks, session, progress)
-        found = study.search()
-        heads = study.write_heads(found, command)
-        confirm = study.confirm(found) if config.confirm.enabled else None
-        checked = study.crosscheck(found, confirm) if config.crosscheck.enabled and confirm else None
-    report = write_report(out)
-    progress.event("study_finished", report=str(report))
+    with closing(Progress(out / "events.jsonl")) as progress:
+        ledger = Path(config.ledger or out / "ledger")
+        with open_session(config.model, config.engine, tuple(tasks), ledger, progress) as session:
+            study = _Study(config, out, tasks, session, progress)
+            found = study.search()
+            heads = study.write_heads(found, command)
+            confirm = study.confirm(found) if config.confirm.enabled else None
+            checked = study.crosscheck(found, confirm) if config.crosscheck.enabled and confirm else None
+        report = write_report(out)
+        progress.event("study_finished", report=str(report))
     return StudyResult(out, heads, confirm, checked, report)
 
 
@@ -182,10 +184,7 @@ class _Study:
             self._session.measurer.release()  # attribution wants all cores
             for task in missing:
                 write_text(self._neuron_file(task, found), self._locate(task, found).model_dump_json(indent=1))
-        sets = {
-            task: NeuronSet.model_validate_json(self._neuron_file(task, found).read_text(encoding="utf-8"))
-            for task in wanted
-        }
+        sets = {task: read_file(self._neuron_file(task, found), NeuronSet) for task in wanted}
         checked = crosscheck(
             self._session.measurer,
             self._held_out,
@@ -201,13 +200,12 @@ class _Study:
         return checked
 
     def _locate(self, task: str, found: SearchResult) -> NeuronSet:
-        spec = replace(self._session.spec, name="hf", resources={"threads": self._session.cores})
         named = found.named[task]
         drawn = random_heads(named, self._session.shape, generator(self._config.seed, "attribution", task))
         with self._progress.stage(f"neurons: {task}", 1):
             neurons, _ = run_on_worker(
                 locate_neurons_from_spec,
-                spec,
+                self._attribution_spec,
                 self._neuron_requests(task),
                 self._config.crosscheck,
                 named,
@@ -219,14 +217,19 @@ class _Study:
             self._progress.advance(1)
         return neurons
 
+    @property
+    def _attribution_spec(self) -> EngineSpec:
+        """The engine that locates neurons: gradients of bfloat16 are coarse, and all cores are free then."""
+        return replace(self._session.spec, name="hf", dtype="float32", resources={"threads": self._session.cores})
+
     def _neuron_file(self, task: str, found: SearchResult) -> Path:
         """Attribution is not in the ledger; it is kept under a hash of all it depends on."""
         config = self._config.crosscheck
         content = [
-            self._session.spec.model_fingerprint,
+            self._attribution_spec.fingerprint,
             [request.key for request in self._neuron_requests(task)],
             [str(head) for head in found.named[task]],
-            [config.items, config.zeroed_items, config.steps, config.sigma, self._config.seed],
+            [config.zeroed_items, config.steps, config.sigma, self._config.seed],
         ]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
         return self._out / f"neurons-{task}-{digest}.json"
@@ -242,6 +245,8 @@ class _Study:
 
 
 def _check(config: StudyConfig) -> None:
+    """Refuses what the study file's own validation cannot see, before anything is spent."""
+    make_solver(config.solver.name, **config.solver.options)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cs_localize.cli import main
+from cs_localize.models import random_model
 from tests.studies import planted, run, write_study
 
 
@@ -32,6 +33,8 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
         ("model: planted\ntasks: [antonyms]\nengine: {name: planted}\ncrosscheck: {enabled: false}", "planted.shape"),
         ("model: no-such-model\ntasks: [antonyms]", "no-such-model"),
         ("model: m\ntasks: [antonyms]\nsolver: {name: magic}", "solver.name"),
+        ("model: m\ntasks: [antonyms]\nsolver: {options: {alhpa: 1}}", "no option 'alhpa'"),
+        ("model: m\ntasks: [antonyms]\ncrosscheck: {tasks: []}", "crosscheck.tasks"),
     ],
 )
 def test_a_mistake_in_a_study_is_one_line_and_exit_code_2(
@@ -67,20 +70,60 @@ def test_a_missing_study_file_is_one_line_and_exit_code_2(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("heads", "message"),
-    [("L4", "not a head"), ("L0H0=x", "must be a number"), ("L0H0,L0H0", "twice"), ("L99H0", "out of range")],
+    ("flag", "value", "message"),
+    [
+        ("--heads", "L4", "not a head"),
+        ("--heads", "L0H0=x", "must be a number"),
+        ("--heads", "L0H0,L0H0", "twice"),
+        ("--tasks", "antonyms, antonymz", "no task 'antonymz'"),
+        ("--tasks", ",", "at least one task"),
+        ("--limit", "0", "--limit 0"),
+        ("--seed", "-1", "--seed -1"),
+        ("--workers", "0", "--workers 0"),
+        ("--log-samples", "nowhere/samples.jsonl", "no folder nowhere"),
+    ],
 )
-def test_a_mistaken_head_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, heads: str, message: str
+def test_a_mistake_in_an_ablation_is_one_line_and_exit_code_2_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str, message: str
 ) -> None:
+    arguments = {"--model": "m", "--heads": "L0H0", "--tasks": "antonyms", "--ledger": str(tmp_path), flag: value}
+
+    code, error = fails(capsys, "ablate", *(part for pair in arguments.items() for part in pair))
+
+    assert code == 2
+    assert message in error
+
+
+@pytest.mark.model
+@pytest.mark.ray
+def test_a_head_that_the_model_lacks_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model", "llama", seed=0)
+    capsys.readouterr()  # what making the model printed
+
     code, error = fails(
         capsys,
-        *("ablate", "--model", str(_config_only(tmp_path)), "--heads", heads, "--tasks", "antonyms"),
+        *("ablate", "--model", str(model), "--heads", "L99H0", "--tasks", "antonyms"),
         *("--ledger", str(tmp_path / "ledger")),
     )
 
     assert code == 2
-    assert message in error
+    assert "out of range" in error
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "runs/demo/design.npz")
+
+    monkeypatch.setattr("cs_localize.study.run_study", denied)
+
+    code, error = fails(capsys, "demo")
+
+    assert code == 1
+    assert "runs/demo/design.npz" in error
 
 
 def test_tasks_and_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,10 +158,3 @@ def test_a_study_prints_what_it_found_and_where_the_report_lies(tmp_path: Path) 
     assert "named heads" in process.stdout
     assert str(tmp_path / "out" / "report.html") in process.stdout
     assert "search" in process.stderr
-
-
-def _config_only(directory: Path) -> Path:
-    """A directory that is enough of a model to know its shape."""
-    from cs_localize.models import random_model
-
-    return random_model(directory / "model", "llama", seed=0)

@@ -26,9 +26,6 @@ from cs_localize.measure.protocol import Measurer
 from cs_localize.neurons.sets import random_neurons
 from cs_localize.outcomes import Item
 
-BOOTSTRAP = 2000
-"""Resamples behind the intervals and the verdict; the default of the confirmation."""
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -43,6 +40,7 @@ class _Plan:
         draws: random neurons.
         drawn_on: the tasks that random neurons are measured on.
         doses: numbers of neurons, increasing; the last is all of them.
+        resamples: resamples behind intervals and verdict.
     """
 
     target: str
@@ -53,6 +51,7 @@ class _Plan:
     draws: list[Ablation]
     drawn_on: tuple[str, ...]
     doses: list[int]
+    resamples: int
 
     @property
     def conditions(self) -> dict[str, Ablation]:
@@ -168,6 +167,7 @@ def _plan(
         draws=[Ablation.of(neurons=random_neurons(neurons, shape, rng)) for _ in range(config.random_draws)],
         drawn_on=tuple(held_out) if config.random_on == "all" else (target,),
         doses=sorted({count for count in (*config.dose, len(neurons)) if 1 <= count <= len(neurons)}),
+        resamples=config.bootstrap,
     )
 
 
@@ -177,7 +177,7 @@ def _conditions(answers: Answers, plan: _Plan, seed: int) -> dict[str, dict[str,
             task: ConditionDrop(
                 accuracy=answers.accuracy(task, ablation),
                 drop=answers.drop(task, ablation),
-                ci=answers.interval(task, ablation, BOOTSTRAP, seed),
+                ci=answers.interval(task, ablation, plan.resamples, seed),
             )
             for task in plan.measured
         }
@@ -223,7 +223,7 @@ def _verdict(answers: Answers, plan: _Plan, seed: int) -> str:
         plan.target,
         Handle("head", len(plan.heads), *_effects(answers, plan, heads)),
         Handle("neuron", len(plan.neurons), *_effects(answers, plan, neurons)),
-        BOOTSTRAP,
+        plan.resamples,
         stream(seed, "verdict", plan.target),
     )
 

@@ -123,13 +123,14 @@ class PlantedEngine:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise UsageError(f"the planted engine has no option '{unknown[0]}'; it has {', '.join(known)}")
-        if "tasks" not in options or isinstance(options["tasks"], str):
+        tasks = options.get("tasks")
+        if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
             raise UsageError("the planted engine needs 'tasks', a list of task names")
         for name, value in options.items():
             whole = isinstance(known[name].default, int)
             if name != "tasks" and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
                 raise UsageError(f"the planted engine's '{name}' must be a {'whole ' if whole else ''}number")
-        return cls(shape, PlantedOptions(**{**options, "tasks": tuple(options["tasks"])}))
+        return cls(shape, PlantedOptions(**{**options, "tasks": tuple(tasks)}))
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> PlantedEngine:

@@ -12,6 +12,7 @@ from cs_localize.errors import UsageError
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _SMALL = (
     "config.json",
+    "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -41,3 +41,8 @@ def test_any_other_error_comes_back_in_one_line() -> None:
     ) as caught:
         run_on_worker(stumble, toy_spec(), cores=1)
     assert "\n" not in str(caught.value)
+
+
+def test_more_cores_than_any_machine_has_are_refused_and_not_waited_for() -> None:
+    with pytest.raises(UsageError, match="there is room for 0"):
+        run_on_worker(refuse, toy_spec(), cores=4096)

@@ -223,7 +223,8 @@ _library = torch.library.Library("cs_localize", "FRAGMENT")  # type: ignore[no-u
 direct_register_custom_op("scale_heads", _scale_heads, mutates_args=["x"], fake_impl=_fake, target_lib=_library)
 direct_register_custom_op("scale_neurons", _scale_neurons, mutates_args=["x"], fake_impl=_fake, target_lib=_library)
 
-SOURCE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+_SOURCES = (Path(__file__), Path(__file__).with_name("worker.py"))
+SOURCE_HASH = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:16]
 """Goes into vLLM's ``additional_config``, and so into the name of its compiled graph on disk.
 
 That name leaves out the worker class: without this, a graph compiled by plain vLLM, which has no such op, would serve.
