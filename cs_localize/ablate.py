@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,8 +79,8 @@ def ablate(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    if samples is not None and not samples.parent.is_dir():
-        raise UsageError(f"--log-samples {samples}: there is no folder {samples.parent}")
+    if samples is not None:
+        samples = _writable(samples)
     items = {name: get_task(name).split(seed).held_out[:limit] for name in dict.fromkeys(tasks)}
     progress = Progress(None)
     with open_session(model, engine or EngineConfig(), tuple(items), ledger, progress) as session:
@@ -112,6 +113,18 @@ def ablate(
         start += 2 * len(asked)
         effects.append(_effect(name, flags[: len(asked)], flags[len(asked) :], seed))
     return effects
+
+
+def _writable(samples: Path) -> Path:
+    """Where to write the samples; what is no file is refused, since the samples would take its place."""
+    if samples.exists() and not samples.is_file():
+        raise UsageError(f"--log-samples {samples}: there is something else than a file; name another")
+    file = samples.resolve()
+    if not file.parent.is_dir():
+        raise UsageError(f"--log-samples {samples}: there is no folder {samples.parent}")
+    if not os.access(file.parent, os.W_OK):
+        raise UsageError(f"--log-samples {samples}: the folder {samples.parent} cannot be written")
+    return file
 
 
 def effects_json(effects: Sequence[AblationEffect]) -> str:

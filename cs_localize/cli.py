@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib.resources
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.errors import CsLocalizeError, UsageError
@@ -26,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _interrupt)
         code = int(arguments.run(arguments))
         if sys.stdout is not None:  # None where the shell closed it
             sys.stdout.flush()  # at exit it would be too late to report a full disk
@@ -52,8 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), 1)
 
 
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Being told to end, by a scheduler or by ``ray job stop``, is to be interrupted."""
+    raise KeyboardInterrupt
+
+
 def _discard_output() -> None:
-    if sys.stdout is not None:
+    with contextlib.suppress(OSError, AttributeError):  # where it is no file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

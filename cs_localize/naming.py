@@ -48,43 +48,45 @@ class Naming:
     requests: int = 0
     baseline_requests: int = 0
     tokens: int = 0
-    _right: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    _target_right: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    _controls_right: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
-    @property
-    def items(self) -> list[Item]:
-        """The items every candidate is tried on: the target's, then the controls'."""
-        return [*self.target, *self.controls]
-
-    def start(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes the unablated outcomes of ``items``."""
-        self._right = _right(outcomes)
-        self.curve = [float(self._right[: len(self.target)].mean())]
-        self.baseline_requests = len(self.target)
-        self.tokens = sum(outcome.tokens for outcome in outcomes[: len(self.target)])
+    def start(self, target: Sequence[Outcome], controls: Sequence[Outcome]) -> None:
+        """Takes the unablated outcomes of both kinds of items."""
+        self._target_right, self._controls_right = _right(target), _right(controls)
+        self.curve = [float(self._target_right.mean())]
+        self.baseline_requests = len(target)
+        self.tokens = sum(outcome.tokens for outcome in target)
 
     def open(self, select: SelectConfig) -> bool:
         """Whether another candidate is to be tried."""
         taken = self.curve[-1] <= (1 - select.share) * self.curve[0]
-        return bool(self.waiting) and len(self.kept) < select.limit and not taken
+        affordable = self.requests + len(self.target) + len(self.controls) <= select.requests
+        return bool(self.waiting) and len(self.kept) < select.limit and affordable and not taken
 
     def next(self) -> Ablation:
         """The next candidate on top of the kept heads."""
         return Ablation.of([*self.kept, self.waiting[0]])
 
-    def decide(self, outcomes: Sequence[Outcome], ratio: float) -> None:
-        """Keeps the candidate or passes it over, given the outcomes of ``items`` under ``next``."""
+    def promising(self, target: Sequence[Outcome]) -> bool:
+        """Whether the candidate takes accuracy from the target; if not, it is passed over and no control is asked."""
+        self._spend(target)
+        if adds_specific_damage(self._target_right - _right(target), np.empty(0)):
+            return True
+        self.passed_over.append(self.waiting.pop(0))
+        return False
+
+    def decide(self, target: Sequence[Outcome], controls: Sequence[Outcome], ratio: float) -> None:
+        """Keeps a promising candidate or passes it over, given what it does to the controls."""
+        self._spend(controls)
         head = self.waiting.pop(0)
-        right = _right(outcomes)
-        added = self._right - right
-        split = len(self.target)
-        self.requests += len(outcomes)
-        self.tokens += sum(outcome.tokens for outcome in outcomes)
-        if not adds_specific_damage(added[:split], added[split:], ratio):
+        now, others = _right(target), _right(controls)
+        if not adds_specific_damage(self._target_right - now, self._controls_right - others, ratio):
             self.passed_over.append(head)
             return
         self.kept.append(head)
-        self._right = right
-        self.curve.append(float(right[:split].mean()))
+        self._target_right, self._controls_right = now, others
+        self.curve.append(float(now.mean()))
 
     def reason(self, select: SelectConfig) -> str:
         """Why these heads and no others, in one sentence."""
@@ -105,6 +107,10 @@ class Naming:
         if len(self.kept) == select.limit:
             why += f"; select.limit allows no more than {select.limit}"
         return why
+
+    def _spend(self, outcomes: Sequence[Outcome]) -> None:
+        self.requests += len(outcomes)
+        self.tokens += sum(outcome.tokens for outcome in outcomes)
 
 
 def start_naming(
@@ -134,22 +140,29 @@ def name_heads(namings: Sequence[Naming], select: SelectConfig, measurer: Measur
     Raises:
         MeasurementError: if an outcome cannot be measured.
     """
-    for naming, outcomes in zip(namings, _ask(namings, [Ablation()] * len(namings), measurer), strict=True):
-        naming.start(outcomes)
+    unablated = [Ablation()] * len(namings)
+    targets = _ask([naming.target for naming in namings], unablated, measurer)
+    controls = _ask([naming.controls for naming in namings], unablated, measurer)
+    for naming, target, others in zip(namings, targets, controls, strict=True):
+        naming.start(target, others)
     while rounds := [naming for naming in namings if naming.open(select)]:
-        answers = _ask(rounds, [naming.next() for naming in rounds], measurer)
-        for naming, outcomes in zip(rounds, answers, strict=True):
-            naming.decide(outcomes, select.ratio)
+        targets = _ask([naming.target for naming in rounds], [naming.next() for naming in rounds], measurer)
+        promising = [(n, target) for n, target in zip(rounds, targets, strict=True) if n.promising(target)]
+        controls = _ask([n.controls for n, _ in promising], [n.next() for n, _ in promising], measurer)
+        for (naming, target), others in zip(promising, controls, strict=True):
+            naming.decide(target, others, select.ratio)
 
 
-def _ask(namings: Sequence[Naming], ablations: Sequence[Ablation], measurer: Measurer) -> list[list[Outcome]]:
+def _ask(items: Sequence[Sequence[Item]], ablations: Sequence[Ablation], measurer: Measurer) -> list[list[Outcome]]:
     requests = [
         measurer.request(item, ablation, "generate")
-        for naming, ablation in zip(namings, ablations, strict=True)
-        for item in naming.items
+        for asked, ablation in zip(items, ablations, strict=True)
+        for item in asked
     ]
+    if not requests:
+        return [[] for _ in items]
     outcomes = iter(measurer.measure(requests, _STAGE))
-    return [[next(outcomes) for _ in naming.items] for naming in namings]
+    return [[next(outcomes) for _ in asked] for asked in items]
 
 
 def _right(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:

@@ -257,7 +257,7 @@ def _prepare(config: StudyConfig, out: Path) -> None:
     path = out / "study.yaml"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_bytes() != text.encode():
             for name in RESULTS:
                 (out / name).unlink(missing_ok=True)
             write_text(path, text)

@@ -8,7 +8,7 @@ import pytest
 
 from cs_localize.cli import main
 from cs_localize.models import random_model
-from tests.studies import planted, run, write_study
+from tests.studies import command, planted, run, write_study
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -81,6 +81,8 @@ def test_a_missing_study_file_is_one_line_and_exit_code_2(capsys: pytest.Capture
         ("--seed", "-1", "--seed -1"),
         ("--workers", "0", "--workers 0"),
         ("--log-samples", "nowhere/samples.jsonl", "no folder nowhere"),
+        ("--log-samples", "/", "something else than a file"),
+        ("--log-samples", "/dev/null", "something else than a file"),
     ],
 )
 def test_a_mistake_in_an_ablation_is_one_line_and_exit_code_2_before_a_model_is_looked_for(
@@ -158,3 +160,43 @@ def test_a_study_prints_what_it_found_and_where_the_report_lies(tmp_path: Path) 
     assert "named heads" in process.stdout
     assert str(tmp_path / "out" / "report.html") in process.stdout
     assert "search" in process.stderr
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "3",
+        "{layers: 2}",
+        "{layers: 2.5, heads: 8, kv_heads: 4, head_dim: 4, ffn: 4}",
+        "{layers: true, heads: 8, kv_heads: 4, head_dim: 4, ffn: 4}",
+    ],
+)
+def test_a_planted_shape_that_is_none_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shape: str
+) -> None:
+    study = write_study(tmp_path / "study.yaml", planted())
+
+    code, error = fails(
+        capsys, "run", str(study), "--out", str(tmp_path / "out"), "--set", f"engine.planted.shape={shape}"
+    )
+
+    assert code == 2
+    assert "each a whole number" in error
+
+
+def test_what_cannot_be_printed_is_one_line_and_exit_code_1() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        process = subprocess.run(command("tasks"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert process.returncode == 1
+    assert process.stderr == "cs-localize: the disk is full (no file named); free some space and run again\n"
+
+
+def test_a_message_is_one_line_whatever_was_typed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, error = fails(
+        capsys, "ablate", "--model", "m" * 5000, "--heads", "L0H0", "--tasks", "antonyms", "--ledger", str(tmp_path)
+    )
+
+    assert code in (1, 2)
+    assert len(error) < 2000
+    assert fails(capsys, "ablate", "--model", "m", "--heads", "L0H0", "--tasks", "two\nlines")[0] == 2

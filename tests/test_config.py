@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,21 @@ def test_what_is_no_mapping_is_refused_with_an_example(data: object) -> None:
         ("crosscheck", "sigma", 0),
         ("crosscheck", "random_draws", 0),
         ("crosscheck", "dose", ["few"]),
+        ("crosscheck", "dose", [True]),
         (None, "model", 3),
+        (None, "search_items", True),
+        (None, "seed", 10**40),
+        (None, "ledger", "a\0b"),
+        ("engine", "workers", 10**40),
+        ("engine", "kv_cache_gib", float("inf")),
+        ("engine", "planted", {"seed": date(2026, 1, 1)}),
+        ("design", "requests", True),
+        ("design", "requests", 10**7),
+        ("design", "density", float("nan")),
+        ("solver", "options", {"alpha": float("inf")}),
+        ("select", "ratio", float("inf")),
+        ("confirm", "bootstrap", 10**7),
+        ("confirm", "random_draws", 10**5),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_the_name_of_its_option(
@@ -210,6 +225,8 @@ def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
         ("design.requests=[1", "the value is not valid YAML"),
         ("design.request=3", "unknown option 'design.request'"),
         ("design.requests=many", "'design.requests'"),
+        ("design.requests=2026-13-01", "the value is not valid YAML"),
+        ("design={requests: 1, requests: 2}", "'requests' is given twice"),
     ],
 )
 def test_a_malformed_override_is_refused_in_one_line(override: str, message: str, tmp_path: Path) -> None:
@@ -229,6 +246,12 @@ def test_a_malformed_override_is_refused_in_one_line(override: str, message: str
         ("", "expected 'key: value' lines"),
         ("- model\n- tasks\n", "expected 'key: value' lines"),
         ("model: !!python/object:os.system {}\n", "is not valid YAML"),
+        ("model: a\ntasks: [b]\nmodel: c\n", "'model' is given twice"),
+        ("design: {requests: 1, density: 0.1, requests: 2}\n", "'requests' is given twice"),
+        ("model: 2026-13-01\n", "is not valid YAML"),
+        (f"model: {'9' * 5000}\n", "is not valid YAML"),
+        (f"model: {'[' * 5000}\n", "is not valid YAML"),
+        ("model: m\ntasks: [a]\nsolver: {options: &o {alpha: *o}}\n", "'solver.options'"),
     ],
 )
 def test_a_malformed_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -238,6 +261,15 @@ def test_a_malformed_file_is_refused_in_one_line(text: str, message: str, tmp_pa
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_one_mapping_may_be_used_in_two_places(tmp_path: Path) -> None:
+    base = "x: &x {requests: 5}\n"
+    path = study_file(tmp_path, "model: m\ntasks: [antonyms]\ndesign: {pilot: &p {heads_a_mask: 2}}\n")
+    assert load_study(path, ("design.pilot.requests_a_layer=3",)).design.pilot.heads_a_mask == 2
+    path = study_file(tmp_path, base + "model: m\ntasks: [antonyms]\ndesign: {<<: *x, requests: 7}\n")
+    with pytest.raises(UsageError, match="unknown option 'x'"):
+        load_study(path)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,22 @@ def test_the_requests_counted_are_the_requests_asked() -> None:
     assert naming.tokens == 4 * (naming.requests + naming.baseline_requests)
 
 
+def test_a_candidate_that_does_the_task_no_damage_costs_no_request_on_the_controls() -> None:
+    naming = named(World({}), [STRONG, WEAK])
+
+    assert naming.passed_over == [STRONG, WEAK]
+    assert naming.requests == 2 * 12
+
+
+def test_the_naming_stops_before_it_would_spend_more_than_its_budget() -> None:
+    heads = [Head(3, h) for h in range(4)]
+    select = SELECT.model_copy(update={"requests": 60})
+    naming = named(World({("a", head): 0.25 for head in heads}), heads, select)
+
+    assert naming.kept == heads[:2]
+    assert naming.requests == 48
+
+
 def test_a_task_without_controls_is_named_on_its_own_damage() -> None:
     naming = start_naming("a", [STRONG], ITEMS, [], SELECT)
     name_heads([naming], SELECT, World({("a", STRONG): 1.0}))

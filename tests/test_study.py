@@ -124,13 +124,17 @@ def test_another_study_in_the_same_folder_takes_the_old_results_away_and_keeps_t
     assert not (tmp_path / "confirm.json").exists()
 
 
-@pytest.mark.parametrize("victim", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+@pytest.mark.parametrize(
+    "victim", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["interrupted", "terminated", "killed"]
+)
 def test_a_driver_that_is_stopped_and_started_again_writes_the_same_heads_json(
     finished: StudyResult, tmp_path: Path, victim: signal.Signals
 ) -> None:
     study = write_study(tmp_path / "study.yaml", planted(engine__planted__delay_s=0.2))
     arguments = command("run", str(study), "--out", str(tmp_path / "out"))
-    driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    log = tmp_path / "stderr"
+    with log.open("wb") as stderr:
+        driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
     ledger = tmp_path / "out" / "ledger"
     wait_for(lambda: len(list(ledger.glob("*.parquet"))) >= 4)
     os.kill(driver.pid, victim)
@@ -139,7 +143,9 @@ def test_a_driver_that_is_stopped_and_started_again_writes_the_same_heads_json(
 
     again = subprocess.run(arguments, capture_output=True, text=True, check=False)
 
-    assert code != 0
+    assert code == (-victim if victim == signal.SIGKILL else 130)
+    if victim != signal.SIGKILL:
+        assert log.read_text(encoding="utf-8").splitlines()[-1].startswith("cs-localize: interrupted")
     assert again.returncode == 0, again.stderr
     assert stopped_at < len(list(ledger.glob("*.parquet")))
     assert repeated_keys(ledger) == 0
@@ -170,3 +176,28 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(CsLocalizeError, match="--out"):
         run_study(planted_config(), tmp_path / "file")
+
+
+def test_a_study_file_in_the_folder_that_somebody_broke_is_written_anew(finished: StudyResult, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_bytes(b"\xff\xfe\x00")
+    config = planted_config(confirm__enabled=False, ledger=str(finished.out / "ledger"))
+
+    run_study(config, tmp_path)
+
+    assert (tmp_path / "study.yaml").read_text(encoding="utf-8") == dump_study(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"design__density": 0.001}, "raise the density"),
+        ({"design__unit": "block", "design__block": 50}, "a block of 50 items"),
+        ({"design__requests": 3, "design__pilot": {"requests_a_layer": 0}}, r"raise design\.requests"),
+    ],
+)
+def test_numbers_that_make_no_design_are_refused_before_anything_is_measured(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run_study(planted_config(tasks=["antonyms"], **changes), tmp_path)
+    assert not list((tmp_path / "ledger").glob("*.parquet"))

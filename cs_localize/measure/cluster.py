@@ -6,6 +6,8 @@ import importlib
 import logging
 import math
 import os
+import signal
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ class RaySession:
 
         if ray.is_initialized():
             return self
+        terminate = signal.getsignal(signal.SIGTERM)
         if self._address is None:
             ray.init(
                 address="local",
@@ -66,6 +69,8 @@ class RaySession:
                     "unset RAY_ADDRESS to run on this machine"
                 ) from None
         self._owned = True
+        if callable(terminate) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in place, which prints a stack and exits
         return self
 
     def __exit__(

@@ -81,7 +81,9 @@ class Ledger:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LedgerError(f"the ledger folder {self.directory} cannot be made: {error.strerror}") from None
+            raise LedgerError(
+                f"the ledger folder {self.directory} cannot be made: {error.strerror}; choose another ledger"
+            ) from None
         self._lock = FileLock(self.directory / ".lock")
         self._read_new_parts()
 

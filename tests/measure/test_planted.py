@@ -163,6 +163,8 @@ def test_a_spec_with_plain_json_options_loads_the_same_engine() -> None:
     [
         ({}, "needs 'tasks'"),
         ({"tasks": "antonyms"}, "needs 'tasks'"),
+        ({"tasks": 7}, "needs 'tasks'"),
+        ({"tasks": [7]}, "needs 'tasks'"),
         ({"tasks": ["a", "a"]}, "list of different 'tasks'"),
         ({"tasks": ["a"], "sed": 1}, "no option 'sed'"),
         ({"tasks": ["a"], "seed": "one"}, "'seed' must be a whole number"),

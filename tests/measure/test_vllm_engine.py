@@ -21,7 +21,7 @@ from cs_localize.models import random_model, read_shape, resolve
 from cs_localize.models.files import fingerprint
 from cs_localize.outcomes import Item, Outcome
 from tests.measure.process import in_process
-from tests.measure.vllm_child import Answers, answer_named, compiled_stock, conform, crowd, damage_of_heads, study
+from tests.measure.vllm_child import Answers, answer_named, conform, crowd, damage_of_heads, study
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
 
@@ -228,22 +228,6 @@ def test_a_preempted_request_succeeds_with_the_same_outcome(tmp_path: Path) -> N
     assert preempted > 0
     assert max(differences(alone, together)) < 1e-3
     assert [outcome.correct for outcome in alone] == [outcome.correct for outcome in together]
-
-
-@pytest.mark.full
-def test_a_compiled_model_is_ablated_though_plain_vllm_compiled_it_first_in_the_same_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
-    spec = tiny(tmp_path / "compiled", "llama", eager=False)
-    requests = random_requests(8, 28, 3)
-    asked = under(requests, [Ablation(), *random_ablations(spec.shape, 7, 2, np.random.default_rng(5))])
-    expected = load_engine(oracle(spec)).measure(asked)
-    first = in_process(compiled_stock, spec, requests[0].prompt_ids)
-    for _ in range(2):  # compiled, then read from the cache
-        assert max(differences(in_process(answer_named, spec, {"asked": asked})["asked"], expected)) < 1e-3
-    assert in_process(compiled_stock, spec, requests[0].prompt_ids) == first
 
 
 def test_vllms_other_runner_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -141,12 +141,3 @@ def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[l
     alone = [engine.measure([request])[0] for request in requests]
     assert not preempted
     return alone, engine.measure(requests), preempted["requests"]
-
-
-def compiled_stock(spec: EngineSpec, prompt: Sequence[int]) -> int:
-    """Compiles the model in plain vLLM, as a user's own run does, and returns the next token."""
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(spec.model_dir, dtype=spec.dtype, max_num_seqs=spec.resources["max_num_seqs"], block_size=32, seed=0)
-    (output,) = llm.generate([{"prompt_token_ids": list(prompt)}], SamplingParams(temperature=0, max_tokens=1))
-    return output.outputs[0].token_ids[0]
