@@ -222,9 +222,15 @@ def dump_file(value: BaseModel) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_file(path: Path, value: BaseModel) -> None:
-    """Writes atomically: a reader sees the old file or the new one."""
-    write_text(path, dump_file(value))
+def write_file(path: Path, value: FileT) -> FileT:
+    """Writes atomically: a reader sees the old file or the new one.
+
+    Returns:
+        The value as a reader will see it, its floats rounded.
+    """
+    text = dump_file(value)
+    write_text(path, text)
+    return type(value).model_validate_json(text)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -75,10 +75,11 @@ def run_study(config: StudyConfig, out: Path, command: Sequence[str] = ()) -> St
     """
     tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
     _check(config)
-    _prepare(config, out)
+    _make_folder(out)
     with closing(Progress(out / "events.jsonl")) as progress:
         ledger = Path(config.ledger or out / "ledger")
         with open_session(config.model, config.engine, tuple(tasks), ledger, progress) as session:
+            _clear(config, out)  # under the ledger's lock: a second run into this folder has no say in it
             study = _Study(config, out, tasks, session, progress)
             found = study.search()
             heads = study.write_heads(found, command)
@@ -155,7 +156,7 @@ class _Study:
                 packages=package_versions(),
             ),
         )
-        write_file(self._out / "heads.json", heads)
+        heads = write_file(self._out / "heads.json", heads)
         self._progress.event("heads", named={task: f.named for task, f in found.findings.items()})
         return heads
 
@@ -173,8 +174,7 @@ class _Study:
             self._config.seed,
             self._repeat,
         )
-        write_file(self._out / "confirm.json", confirm)
-        return confirm
+        return write_file(self._out / "confirm.json", confirm)
 
     def crosscheck(self, found: SearchResult, confirm: ConfirmFile) -> CrosscheckFile:
         """Locates neurons, sets them against the heads and writes crosscheck.json."""
@@ -196,8 +196,7 @@ class _Study:
             self._config.crosscheck,
             self._config.seed,
         )
-        write_file(self._out / "crosscheck.json", checked)
-        return checked
+        return write_file(self._out / "crosscheck.json", checked)
 
     def _locate(self, task: str, found: SearchResult) -> NeuronSet:
         named = found.named[task]
@@ -251,12 +250,18 @@ def _check(config: StudyConfig) -> None:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
 
 
-def _prepare(config: StudyConfig, out: Path) -> None:
-    """Makes the folder and takes away the results of another study that it may hold; its ledger stays useful."""
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+
+
+def _clear(config: StudyConfig, out: Path) -> None:
+    """Takes away the results of another study that the folder may hold; its ledger stays useful."""
     text = dump_study(config)
     path = out / "study.yaml"
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != text.encode():
             for name in RESULTS:
                 (out / name).unlink(missing_ok=True)

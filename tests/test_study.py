@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.findings import dump_file
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.report import write_report
 from cs_localize.session import engine_spec
@@ -54,7 +56,7 @@ def test_a_study_leaves_every_file_the_design_promises(finished: StudyResult) ->
     names = {path.name for path in finished.out.iterdir()}
 
     assert {"study.yaml", "design.npz", "ledger", "heads.json", "confirm.json", "report.html", "events.jsonl"} <= names
-    assert load_result(finished.out).heads == finished.heads
+    assert dump_file(load_result(finished.out).heads) == dump_file(finished.heads)
     for line in (finished.out / "events.jsonl").read_text(encoding="utf-8").splitlines():
         assert "event" in json.loads(line)
 
@@ -201,3 +203,16 @@ def test_numbers_that_make_no_design_are_refused_before_anything_is_measured(
     with pytest.raises(UsageError, match=message):
         run_study(planted_config(tasks=["antonyms"], **changes), tmp_path)
     assert not list((tmp_path / "ledger").glob("*.parquet"))
+
+
+def test_a_second_study_into_a_folder_that_is_in_use_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("of the first", encoding="utf-8")
+    (tmp_path / "heads.json").write_text("of the first", encoding="utf-8")
+    other = FileLock(tmp_path / "ledger" / ".lock")
+    (tmp_path / "ledger").mkdir()
+
+    with other, pytest.raises(CsLocalizeError, match="another study is writing"):
+        run_study(planted_config(), tmp_path)
+
+    for name in ("study.yaml", "heads.json"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == "of the first"

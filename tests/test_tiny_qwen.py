@@ -14,6 +14,7 @@ import pytest
 
 from cs_localize.config import parse_study
 from cs_localize.findings import read_file
+from cs_localize.heads import Head
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import specificity
 from cs_localize.session import open_session
@@ -34,8 +35,8 @@ def study(model: str) -> dict[str, Any]:
         "search_items": 40,
         "held_out_items": 40,
         "engine": {"workers": 1, "dtype": "float32", "unit_tokens": 500},
-        # With so few heads a mask must hold more of them for the masks to differ.
-        "design": {"requests": 300, "density": 0.12, "fragile_density": 0.06, "pilot": {"heads_a_mask": 1}},
+        # Among so few heads knockouts interact: little more than one head a mask keeps effects those of single heads.
+        "design": {"requests": 400, "density": 0.07, "fragile_density": 0.07, "pilot": {"heads_a_mask": 1}},
         "select": {"candidates": 6, "items": 20, "limit": 3},
         "confirm": {"random_draws": 3, "curve": 4, "bootstrap": 200},
         "crosscheck": {"enabled": False},
@@ -62,12 +63,10 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
     truth = specificity(effects, TASKS, {}).strongest
 
     for number, task in enumerate(TASKS):
-        found = [head.head for head in localized.heads.tasks[task].ranking]
+        found = [Head.parse(head.head) for head in localized.heads.tasks[task].ranking]
         best = shape.head(int(truth[number].argmax()))
-        assert found.index(str(best)) < 2, f"{task}: the sweep finds {best}, the study {found[:3]}"
-        worst = shape.head(int(effects[number].argmax()))
-        effect = {head.head: head.effect for head in localized.heads.tasks[task].ranking}
-        assert effect[str(worst)] >= sorted(effect.values())[-3], f"{task}: {worst} does most damage in the sweep"
+        assert best in found[:2], f"{task}: the sweep finds {best}, the study {found[:3]}"
+        assert truth[number, shape.index(found[0])] >= 0.8 * truth[number].max()
 
 
 def test_the_files_of_the_study_can_be_read_again(localized: StudyResult) -> None:

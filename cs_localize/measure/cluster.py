@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Units and outcomes are small; Ray's own default would reserve a third of the memory."""
+
+_KNOCK_S = 5.0
 
 
 class RaySession:
@@ -62,6 +65,7 @@ class RaySession:
             )
         else:
             try:
+                _knock(self._address)
                 ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
@@ -81,6 +85,26 @@ class RaySession:
 
             self._owned = False
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises ConnectionError if nothing listens at a ``host:port``; Ray would try again and again for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    names = [host.strip("[]")]
+    if names[0] in ("127.0.0.1", "localhost", "::1"):
+        # Ray takes the loopback address for this machine, where a cluster may listen at another of its addresses.
+        names.append(str(importlib.import_module("ray").util.get_node_ip_address()))
+    reason = ""
+    for name in names:
+        try:
+            socket.create_connection((name, int(port)), timeout=_KNOCK_S).close()
+        except (OSError, OverflowError) as error:
+            reason = str(error)
+        else:
+            return
+    raise ConnectionError(reason)
 
 
 def worker_environment(spec: EngineSpec, threads: int) -> dict[str, str]:

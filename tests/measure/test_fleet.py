@@ -221,6 +221,13 @@ def test_an_address_without_a_cluster_is_refused_in_one_line(monkeypatch: pytest
     assert "\n" not in str(caught.value)
 
 
+def test_an_address_where_nothing_listens_is_refused_without_waiting_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **options: pytest.fail("Ray was asked"))
+    with pytest.raises(UsageError, match=r"no Ray cluster answers at '127.0.0.1:1' \(.*refused\); unset RAY_ADDRESS"):
+        RaySession("127.0.0.1:1").__enter__()
+
+
 def no_cluster(**options: object) -> None:
     raise ConnectionError("could not\nconnect")
 
