@@ -105,7 +105,7 @@ class DesignConfig(_Section):
     block: int = Field(8, ge=1, description="Items asked under one mask when unit is block.")
     requests: int = Field(900, ge=1, le=1_000_000, description="Masked search requests a task, the pilot's included.")
     density: float = Field(0.06, gt=0, le=0.5, description="Share of heads knocked out in a layer that is not fragile.")
-    fragile_density: float = Field(0.02, gt=0, le=0.5, description="The same in a fragile layer.")
+    fragile_density: float = Field(0.015, gt=0, le=0.5, description="The same in a fragile layer.")
     pilot: PilotConfig = PilotConfig()
 
 
@@ -121,8 +121,8 @@ class SelectConfig(_Section):
 
     candidates: int = Field(10, ge=1, description="Heads of the ranking that are tried, most specific first.")
     items: int = Field(30, ge=2, description="Search items of the task that each is tried on.")
-    control_items: int = Field(20, ge=2, description="Search items of the controls, together, that each is tried on.")
-    requests: int = Field(350, ge=1, description="Masked requests a task that the naming may spend.")
+    control_items: int = Field(25, ge=2, description="Search items of the controls, together, that each is tried on.")
+    requests: int = Field(400, ge=1, description="Masked requests a task that the naming may spend.")
     limit: int = Field(5, ge=1, description="Most heads to name.")
     share: float = Field(0.9, gt=0, le=1, description="Stop when this share of the accuracy on search items is gone.")
     ratio: float = Field(3.0, ge=0, description="Damage a named head adds to its task, in multiples of the controls'.")

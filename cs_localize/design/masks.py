@@ -15,7 +15,7 @@ def inclusion_rates(
     shape: ModelShape,
     density: float,
     fragile_layers: Collection[int] = (),
-    fragile_density: float = 0.02,
+    fragile_density: float = 0.015,
 ) -> NDArray[np.float64]:
     """The share of masks that knocks out each head.
 
