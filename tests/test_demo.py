@@ -13,7 +13,7 @@ import pytest
 from cs_localize.findings import ConfirmFile, CrosscheckFile, HeadsFile, read_file
 from tests.studies import command, repeated_keys
 
-pytestmark = [pytest.mark.model, pytest.mark.vllm, pytest.mark.ray]
+pytestmark = [pytest.mark.model, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(2400)]
 
 TASKS = ("antonyms", "past_tense", "plurals", "capitals", "counting", "addition")
 SOLVERS = ("lasso", "cvxpy")
