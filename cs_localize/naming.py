@@ -31,7 +31,9 @@ class Naming:
         target: search items of the task.
         controls: search items of its controls, a few of each.
         kept: heads named so far.
-        passed_over: heads tried and not named.
+        idle: heads that did the task no damage when they were tried, with the number of heads kept then. A backup head
+            does none before the head it stands in for is gone, so they are tried again once others were kept.
+        passed_over: heads tried and not named for what they do to the controls.
         curve: share of target items right with the first k kept heads zeroed, k = 0, 1, ….
         requests: masked requests spent.
         baseline_requests: unablated requests on the target's items.
@@ -43,6 +45,7 @@ class Naming:
     target: Sequence[Item]
     controls: Sequence[Item]
     kept: list[Head] = field(default_factory=list)
+    idle: dict[Head, int] = field(default_factory=dict)
     passed_over: list[Head] = field(default_factory=list)
     curve: list[float] = field(default_factory=list)
     requests: int = 0
@@ -60,6 +63,8 @@ class Naming:
 
     def open(self, select: SelectConfig) -> bool:
         """Whether another candidate is to be tried."""
+        if not self.waiting:
+            self.waiting = [head for head, kept in self.idle.items() if kept < len(self.kept)]
         taken = self.curve[-1] <= (1 - select.share) * self.curve[0]
         affordable = self.requests + len(self.target) + len(self.controls) <= select.requests
         return bool(self.waiting) and len(self.kept) < select.limit and affordable and not taken
@@ -69,17 +74,18 @@ class Naming:
         return Ablation.of([*self.kept, self.waiting[0]])
 
     def promising(self, target: Sequence[Outcome]) -> bool:
-        """Whether the candidate takes accuracy from the target; if not, it is passed over and no control is asked."""
+        """Whether the candidate takes accuracy from the target; if not, no control is asked."""
         self._spend(target)
         if adds_specific_damage(self._target_right - _right(target), np.empty(0)):
             return True
-        self.passed_over.append(self.waiting.pop(0))
+        self.idle[self.waiting.pop(0)] = len(self.kept)
         return False
 
     def decide(self, target: Sequence[Outcome], controls: Sequence[Outcome], ratio: float) -> None:
         """Keeps a promising candidate or passes it over, given what it does to the controls."""
         self._spend(controls)
         head = self.waiting.pop(0)
+        self.idle.pop(head, None)
         now, others = _right(target), _right(controls)
         if not adds_specific_damage(self._target_right - now, self._controls_right - others, ratio):
             self.passed_over.append(head)
@@ -94,16 +100,17 @@ class Naming:
             return (
                 f"the unmodified model gets none of {len(self.target)} search items right, so nothing can be taken away"
             )
+        tried = [*self.passed_over, *self.idle]
         if not self.kept:
-            tried = len(self.passed_over)
-            return f"none of the first {tried} of the ranking takes away accuracy without taking it from the controls"
+            return (
+                f"none of the first {len(tried)} of the ranking takes away accuracy without taking it from the controls"
+            )
         why = (
             f"zeroed together they take the accuracy on {len(self.target)} search items "
             f"from {self.curve[0]:.0%} to {self.curve[-1]:.0%}"
         )
-        if self.passed_over:
-            names = ", ".join(map(str, self.passed_over))
-            why += f"; {names} tried and passed over, for damage too small or to the controls"
+        if tried:
+            why += f"; {', '.join(map(str, tried))} tried and passed over, for damage too small or to the controls"
         if len(self.kept) == select.limit:
             why += f"; select.limit allows no more than {select.limit}"
         return why

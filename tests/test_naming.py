@@ -90,8 +90,21 @@ def test_the_requests_counted_are_the_requests_asked() -> None:
 def test_a_candidate_that_does_the_task_no_damage_costs_no_request_on_the_controls() -> None:
     naming = named(World({}), [STRONG, WEAK])
 
-    assert naming.passed_over == [STRONG, WEAK]
+    assert list(naming.idle) == [STRONG, WEAK]
     assert naming.requests == 2 * 12
+
+
+def test_a_backup_head_is_tried_again_once_the_head_it_stands_in_for_is_gone() -> None:
+    class Backup(World):
+        def _answer(self, request: Request) -> Outcome:
+            gone = {head for head, _ in request.ablation.heads}
+            lost = 0.5 * (STRONG in gone) + 0.5 * ({STRONG, WEAK} <= gone)
+            return Outcome(float("nan"), request.item.task != "a" or 1 + int(request.item.id) > 12 * lost, "", 4)
+
+    naming = named(Backup({}), [WEAK, NOTHING, STRONG])
+
+    assert naming.kept == [STRONG, WEAK]
+    assert list(naming.idle) == [NOTHING]
 
 
 def test_the_naming_stops_before_it_would_spend_more_than_its_budget() -> None:
@@ -122,4 +135,4 @@ def test_no_more_candidates_are_tried_than_the_study_says() -> None:
     heads = [Head(2, h) for h in range(6)]
     naming = named(World({}), heads)
 
-    assert naming.passed_over == heads[:4]
+    assert list(naming.idle) == heads[:4]

@@ -36,6 +36,7 @@ class RaySession:
 
     Raises:
         UsageError: on entering, if there is no cluster at the address.
+        CsLocalizeError: if none can be started on this machine.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -54,15 +55,18 @@ class RaySession:
             return self
         terminate = signal.getsignal(signal.SIGTERM)
         if self._address is None:
-            ray.init(
-                address="local",
-                num_cpus=len(os.sched_getaffinity(0)),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                )
+            except Exception as error:  # Ray raises just that where the machine is too busy, or its disk full
+                raise CsLocalizeError(f"Ray does not start on this machine ({_one_line(error)}); run again") from error
         else:
             try:
                 _knock(self._address)

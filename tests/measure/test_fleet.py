@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_localize.errors import MeasurementError, UsageError
+from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError
 from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.fleet import Fleet
 from cs_localize.measure.spec import EngineSpec
@@ -226,6 +226,14 @@ def test_an_address_where_nothing_listens_is_refused_without_waiting_for_ray(mon
     monkeypatch.setattr("ray.init", lambda **options: pytest.fail("Ray was asked"))
     with pytest.raises(UsageError, match=r"no Ray cluster answers at '127.0.0.1:1' \(.*refused\); unset RAY_ADDRESS"):
         RaySession("127.0.0.1:1").__enter__()
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", no_cluster)
+    with pytest.raises(CsLocalizeError, match=r"Ray does not start on this machine \(could not connect\)"):
+        RaySession().__enter__()
 
 
 def no_cluster(**options: object) -> None:
