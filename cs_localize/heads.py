@@ -10,8 +10,8 @@ from functools import cached_property
 
 from cs_localize.errors import UsageError
 
-_HEAD = re.compile(r"L(\d+)H(\d+)")
-_NEURON = re.compile(r"L(\d+)N(\d+)")
+_HEAD = re.compile(r"L(\d{1,9})H(\d{1,9})")
+_NEURON = re.compile(r"L(\d{1,9})N(\d{1,9})")
 
 
 @dataclass(frozen=True, order=True, slots=True)
