@@ -1,9 +1,7 @@
 """tiny-qwen2 and tiny-qwen3: models trained here in about a minute, small enough for the truth about their heads.
 
-Both learn copying, sorting and sums modulo 13 (``cs_localize.tasks.tiny``). Two things in the training make few heads
-matter much and the others not at all. Every head belongs to one of the tasks and is often dropped while another is
-trained, so no other can depend on it; and a penalty on every head's columns of ``o_proj``, taken as one group, lets go
-of heads that are of no use.
+Both learn copying, sorting and sums modulo 13 (``cs_localize.tasks.tiny``). A penalty on every head's columns of
+``o_proj``, taken as one group, keeps only heads that are of use: a few matter much and the others not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +48,6 @@ class TinyRecipe:
         steps: optimizer steps.
         learning_rate: of AdamW, at its peak.
         weight_decay: of AdamW.
-        head_dropout: probability that a head is dropped for a line of a task it does not belong to.
         head_penalty: weight, in the loss, of the summed norms of the heads' columns of ``o_proj``.
         seed: of weights, lines and batches.
     """
@@ -64,7 +60,6 @@ class TinyRecipe:
     steps: int = 600
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
-    head_dropout: float = 0.5
     head_penalty: float = 0.01
     seed: int = 0
 
@@ -122,17 +117,15 @@ def train(recipe: TinyRecipe, target: Path) -> None:
         model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe.steps))
-    with _head_dropout(model) as keep:
-        for step, batch in enumerate(_batches(recipe, tokenizer), start=1):
-            keep[:] = batch.keep
-            loss = _loss(model, batch.ids, batch.labels)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss + recipe.head_penalty * _head_norms(model, recipe.shape))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            if step % 100 == 0:
-                _LOG.info("step %d of %d: %.3f nats a token", step, recipe.steps, loss.item())
+    for step, (ids, labels) in enumerate(_batches(recipe, tokenizer), start=1):
+        loss = _loss(model, ids, labels)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss + recipe.head_penalty * _head_norms(model, recipe.shape))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0:
+            _LOG.info("step %d of %d: %.3f nats a token", step, recipe.steps, loss.item())
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     # As others will load it: transformers may make another tokenizer of the same files.
@@ -144,52 +137,15 @@ def _rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Token ids and labels, both ``[batch, longest line]``, and the heads that are kept, ``[layers, batch, heads]``."""
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    keep: torch.Tensor
-
-
-def _batches(recipe: TinyRecipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[_Batch]:
-    """Random lines; only answer and newline have labels. Head h belongs to task h modulo the number of tasks."""
-    import torch
-
+def _batches(recipe: TinyRecipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Token ids and labels, both ``[batch, longest line]``, of random lines; only answer and newline have labels."""
     rng = np.random.default_rng(recipe.seed)
     lines = tiny_training_text(rng, recipe.lines).splitlines(keepends=True)
     pairs = [(prompt + "=", answer) for prompt, answer in (line.split("=") for line in lines)]
     ids, labels = _padded(pairs, tokenizer)
-    markers = [task.template.split()[0] for task in _LEAST_ACCURACY]
-    tasks = np.array([markers.index(line.split()[0]) for line in lines])
-    owners = np.arange(recipe.shape.heads) % len(markers)
     for _ in range(recipe.steps):
         rows = rng.integers(len(lines), size=recipe.batch)
-        own = tasks[rows, None] == owners
-        keep = own | (rng.random((recipe.shape.layers, *own.shape)) >= recipe.head_dropout)
-        yield _Batch(ids[rows], labels[rows], torch.from_numpy(keep))
-
-
-@contextmanager
-def _head_dropout(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Drops heads within the block. Yields a list, to be filled with the ``[batch, heads]`` that each layer keeps."""
-    keep: list[torch.Tensor] = []
-    projections = [module for name, module in model.named_modules() if name.endswith("o_proj")]
-
-    def hook(layer: int, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-        head_dim = inputs[0].shape[-1] // keep[layer].shape[-1]
-        return inputs[0] * keep[layer].repeat_interleave(head_dim, dim=-1)[:, None]
-
-    handles = [
-        projection.register_forward_pre_hook(lambda _, inputs, layer=layer: hook(layer, inputs))
-        for layer, projection in enumerate(projections)
-    ]
-    try:
-        yield keep
-    finally:
-        for handle in handles:
-            handle.remove()
+        yield ids[rows], labels[rows]
 
 
 def _padded(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
