@@ -62,11 +62,17 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
     effects = np.stack([damage[task].mean(axis=0) for task in TASKS])
     truth = specificity(effects, TASKS, {}).strongest
 
-    for number, task in enumerate(TASKS):
-        found = [Head.parse(head.head) for head in localized.heads.tasks[task].ranking]
+    # Some of these tasks share all their heads; the sweep says which have one of their own.
+    told_apart = [number for number in range(len(TASKS)) if truth[number].max() >= 1.0]
+    assert told_apart
+    for number in told_apart:
+        found = [Head.parse(head.head) for head in localized.heads.tasks[TASKS[number]].ranking]
         best = shape.head(int(truth[number].argmax()))
-        assert best in found[:2], f"{task}: the sweep finds {best}, the study {found[:3]}"
-        assert truth[number, shape.index(found[0])] >= 0.8 * truth[number].max()
+        assert best in found[:2], f"{TASKS[number]}: the sweep finds {best}, the study {found[:3]}"
+    for number, task in enumerate(TASKS):
+        by_effect = sorted(localized.heads.tasks[task].ranking, key=lambda head: -head.effect)
+        worst = shape.head(int(effects[number].argmax()))
+        assert str(worst) in [head.head for head in by_effect[:3]], f"{task}: {worst} does most damage in the sweep"
 
 
 def test_the_files_of_the_study_can_be_read_again(localized: StudyResult) -> None:
