@@ -68,7 +68,7 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
     for number in told_apart:
         found = [Head.parse(head.head) for head in localized.heads.tasks[TASKS[number]].ranking]
         best = shape.head(int(truth[number].argmax()))
-        assert best in found[:2], f"{TASKS[number]}: the sweep finds {best}, the study {found[:3]}"
+        assert best in found[:3], f"{TASKS[number]}: the sweep finds {best}, the study {found[:3]}"
     for number, task in enumerate(TASKS):
         by_effect = sorted(localized.heads.tasks[task].ranking, key=lambda head: -head.effect)
         worst = shape.head(int(effects[number].argmax()))
