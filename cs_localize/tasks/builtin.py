@@ -83,13 +83,13 @@ COUNTING = Task(
     shots=_COUNTING_SHOTS,
     template="{text}",
 )
-_ADDITION_SHOTS = tuple(_sum(digit, digit) for digit in (1, 2, 3, 4))
+_ADDITION_SHOTS = tuple(_sum(a, b) for a, b in ((2, 5), (9, 3), (4, 4), (8, 7)))
 ADDITION = Task(
     name="addition",
     description="the sum of two one-digit numbers",
     questions=_sums(_ADDITION_SHOTS),
     shots=_ADDITION_SHOTS,
-    template="{text} =",
+    template="{text} ->",
 )
 COPYING = Task(
     name="copying",
