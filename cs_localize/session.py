@@ -89,7 +89,7 @@ def open_session(
         LedgerError: if the ledger is damaged or in use.
     """
     spec, encoder = engine_spec(model, engine, tasks)
-    book = Ledger(ledger)
+    book = Ledger(ledger, spec.fingerprint)
     with RaySession():
         workers, threads, gpus = fleet_size(engine)
 
