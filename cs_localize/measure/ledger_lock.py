@@ -70,14 +70,13 @@ class FolderLock:
         if not self._depth:
             try:
                 self._take()
-            except OSError as error:
+            except BaseException as error:
                 self._drop_guard()
+                if not isinstance(error, OSError):
+                    raise
                 raise LedgerError(
                     f"the ledger folder {self._folder} cannot be locked for writing: {error.strerror or error}"
                 ) from None
-            except LedgerError:
-                self._drop_guard()
-                raise
         self._depth += 1
         return self._depth == 1
 
@@ -85,10 +84,12 @@ class FolderLock:
         """Gives the folder back once every ``acquire`` has its ``release``."""
         self._depth -= 1
         if not self._depth:
-            with suppress(OSError):  # on a dead file system there is nothing left to give back
-                if self._read() == self._own:
-                    self.marker.unlink()
-            self._drop_guard()
+            try:
+                with suppress(OSError):  # on a dead file system there is nothing left to give back
+                    if self._read() == self._own:
+                        self.marker.unlink()
+            finally:
+                self._drop_guard()
 
     def check(self) -> None:
         """Raises LedgerError if ``.writer`` was deleted or replaced while this process works."""
