@@ -37,9 +37,9 @@ def write(directory: Path, log: Path) -> None:
         keys = keys_on_disk(directory)
         assert len(keys) == len(set(keys)) == found, f"{len(keys)} rows, {len(set(keys))} keys, {found} outcomes"
         for start in range(found, 4000, BATCH):
-            append(ledger, toy_requests(BATCH, first=start))
-            file.write(f"{start + BATCH}\n")
+            file.write(f"{start}\n")
             file.flush()
+            append(ledger, toy_requests(BATCH, first=start))
 
 
 def main(directory: Path, log: Path, seed: int, kills: int) -> int:
