@@ -5,7 +5,8 @@
 Each request is one of a hundred items under a fresh mask of eight heads of 1,024, scored; 150 of 40 tokens fill a work
 unit of 6,000. An append that merged small files counts as a merge; every append waits twice for the disk. Memory is
 what the process gained over what it had with a ledger of one outcome. Opening is done in a new process, once for the
-engine that measured them, which holds them all, and once for another, which holds none.
+engine that measured them, which holds them all, and once for another, which holds none. At last as many random keys are
+held once by a Python dict and once by the ledger's sorted arrays, with nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.ledger import Ledger, outcome_key
+from cs_localize.measure.ledger_index import KEY_BYTES, Columns, OutcomeIndex
 from cs_localize.measure.protocol import Request
 from cs_localize.outcomes import Item, Outcome
 
@@ -38,9 +42,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=150, help="outcomes of one append (default 150)")
     parser.add_argument("--directory", type=Path, help="where to keep the ledger (default: a temporary folder)")
     parser.add_argument("--open", metavar="FINGERPRINT", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", choices=("dict", "arrays"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
         print(json.dumps(opened(options.directory, options.open, options.outcomes)))
+        return
+    if options.hold:
+        hold(options.hold, options.outcomes)
         return
     with tempfile.TemporaryDirectory(prefix="ledger-") as folder:
         directory = options.directory or Path(folder, "ledger")
@@ -49,6 +57,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--open", fingerprint, "--directory", str(directory)]
             done = subprocess.run([*command, "--outcomes", str(options.outcomes)], stdout=subprocess.PIPE, check=True)
             report(fingerprint, json.loads(done.stdout))
+    for kind in ("dict", "arrays"):
+        subprocess.run([sys.executable, __file__, "--hold", kind, "--outcomes", str(options.outcomes)], check=True)
 
 
 def write(directory: Path, outcomes: int, batch: int) -> None:
@@ -108,6 +118,32 @@ def report(fingerprint: str, result: dict[str, float]) -> None:
         f"opened for {fingerprint}: {result['held']:,.0f} outcomes in {result['open_s']:.2f} s, "
         f"{result['memory_mb']:.0f} MB gained; lock {1000 * result['lock_s']:.0f} ms; "
         f"{result['rate']:,.0f} lookups/s, {result['found']:,.0f} found"
+    )
+
+
+def hold(kind: str, outcomes: int) -> None:
+    """Holds random keys and prints what that takes; the values of the arrays' outcomes are taken off."""
+    raw = np.random.default_rng(0).bytes(KEY_BYTES * outcomes)
+    numbers = np.zeros(outcomes, np.int64)
+    columns = Columns(np.frombuffer(raw, ">u8").reshape(-1, 2), numbers / 1, numbers > 0, numbers, numbers, b"")
+    index, rows = OutcomeIndex(), dict[bytes, int]()
+    before, started = memory_mb(), time.perf_counter()
+    if kind == "dict":
+        rows = {raw[start : start + KEY_BYTES]: start for start in range(0, len(raw), KEY_BYTES)}
+        values = 0
+    else:
+        index.extend(columns)
+        index.sort()
+        values = sum(part.nbytes for part in (columns.score, columns.correct, columns.tokens, columns.text_ends))
+    seconds, gained = time.perf_counter() - started, memory_mb() - before - values / 1e6
+    keys = [raw[start : start + KEY_BYTES] for start in range(0, len(raw), KEY_BYTES * max(1, outcomes // LOOKUPS))]
+    started = time.perf_counter()
+    held: OutcomeIndex | dict[bytes, int] = rows if kind == "dict" else index
+    found = sum(key in held for key in keys)
+    rate = len(keys) / (time.perf_counter() - started)
+    print(
+        f"keys alone, {kind:<7} {gained:.0f} MB, made in {seconds:.2f} s, {rate:,.0f} lookups/s, {found:,} found",
+        flush=True,
     )
 
 

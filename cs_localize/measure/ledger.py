@@ -205,7 +205,7 @@ class Ledger:
         try:
             for leftover in self.directory.glob(".part-*.tmp"):
                 leftover.unlink(missing_ok=True)
-            if self.damaged or self._names() != sorted(self._parts):
+            if self._names() != sorted(self._parts):  # others wrote, or a file seemed damaged: look again
                 self._read()
             for name, rows in self.damaged.items():
                 self._set_aside(name, rows)

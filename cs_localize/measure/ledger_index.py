@@ -101,17 +101,19 @@ class OutcomeIndex:
             ``[repeats, 2]``: for each arrival that does not count, the row that does and its own row.
         """
         first = len(self._score) - sum(map(len, self._unsorted))
-        keys = np.concatenate([np.column_stack((self._high, self._low)), *self._unsorted]).astype(np.uint64, copy=False)
-        rows = np.concatenate([self._row, np.arange(first, len(self._score), dtype=np.uint32)])
+        row = np.concatenate([self._row, np.arange(first, len(self._score), dtype=np.uint32)])
+        high = np.concatenate([self._high, *(keys[:, 0] for keys in self._unsorted)], dtype=np.uint64)
+        low = np.concatenate([self._low, *(keys[:, 1] for keys in self._unsorted)], dtype=np.uint64)
         self._unsorted = []
-        order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable, so the first arrival of a key stays in front
-        keys, rows = keys[order], rows[order]
-        repeated = np.zeros(len(rows), bool)
-        repeated[1:] = (keys[1:] == keys[:-1]).all(axis=1)
-        front = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(rows))))
-        repeats = np.column_stack((rows[front[repeated]], rows[repeated])).astype(np.int64)
-        self._high, self._low = np.ascontiguousarray(keys[~repeated].T)
-        self._row = rows[~repeated]
+        order = np.lexsort((low, high))  # stable, so the first arrival of a key stays in front
+        self._high, self._low, self._row = high[order], low[order], row[order]
+        repeated = np.zeros(len(order), bool)
+        repeated[1:] = (self._high[1:] == self._high[:-1]) & (self._low[1:] == self._low[:-1])
+        if not repeated.any():
+            return np.empty((0, 2), np.int64)
+        front = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
+        repeats = np.column_stack((self._row[front[repeated]], self._row[repeated])).astype(np.int64)
+        self._high, self._low, self._row = self._high[~repeated], self._low[~repeated], self._row[~repeated]
         return repeats
 
     def _find(self, key: bytes) -> int | None:

@@ -1,7 +1,7 @@
 """Kills writers of a ledger at random instants: ``python -m tests.measure.ledger_kills LEDGER LOG SEED KILLS``.
 
 Each writer is a fork. It checks that the ledger holds all that its predecessors had appended, one row a key, then
-appends and notes in the log how many outcomes are safe, until it is killed. Exit code 1 if a check failed.
+appends and notes in the log, before each append, how many outcomes are safe. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
