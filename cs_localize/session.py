@@ -86,10 +86,10 @@ def open_session(
 
     Raises:
         UsageError: if the model, the engine's packages or the cluster are not to be had.
-        LedgerError: if the ledger is damaged or in use.
+        LedgerError: if the ledger cannot be read or is in use.
     """
     spec, encoder = engine_spec(model, engine, tasks)
-    book = Ledger(ledger)
+    book = Ledger(ledger, spec.fingerprint)
     with RaySession():
         workers, threads, gpus = fleet_size(engine)
 

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def run_study(config: StudyConfig, out: Path, command: Sequence[str] = ()) -> St
             confirm = study.confirm(found) if config.confirm.enabled else None
             checked = study.crosscheck(found, confirm) if config.crosscheck.enabled and confirm else None
         report = write_report(out)
-        progress.event("study_finished", report=str(report))
+        counts = {stage: asdict(count) for stage, count in session.measurer.counts.items()}
+        progress.event("study_finished", report=str(report), counts=counts)
     return StudyResult(out, heads, confirm, checked, report)
 
 

@@ -82,6 +82,17 @@ def test_the_confirmation_asks_no_item_of_the_search(finished: StudyResult) -> N
     assert not scored & held_out
 
 
+def test_the_closing_event_says_what_each_stage_took(finished: StudyResult) -> None:
+    events = [json.loads(line) for line in (finished.out / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    closing = next(event for event in events if event["event"] == "study_finished")
+    stages = {event["stage"] for event in events if event["event"] == "stage_finished"}
+    assert set(closing["counts"]) == stages
+    for count in closing["counts"].values():
+        assert count["asked"] == count["served"] + count["measured"]
+    rows = sum(pq.read_metadata(part).num_rows for part in (finished.out / "ledger").glob("*.parquet"))
+    assert sum(count["measured"] for count in closing["counts"].values()) == rows
+
+
 def test_zeroing_the_named_heads_hurts_their_task_more_than_the_controls(finished: StudyResult) -> None:
     confirm = finished.confirm
     assert confirm is not None

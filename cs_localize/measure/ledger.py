@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
+import logging
 import re
-from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
-
 from cs_localize.errors import LedgerError, UsageError
+from cs_localize.measure.ledger_index import KEY_BYTES, OutcomeIndex
+from cs_localize.measure.ledger_lock import FolderLock
+from cs_localize.measure.ledger_parts import DamagedPart, Part, merge_parts, part_table, read_part, write_part
 from cs_localize.measure.protocol import Request
 from cs_localize.outcomes import Outcome
 
-SCHEMA_VERSION = 1
-_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("task", pa.string(), nullable=False),
-        pa.field("item", pa.string(), nullable=False),
-        pa.field("mode", pa.string(), nullable=False),
-        pa.field("ablation", pa.string(), nullable=False),
-        pa.field("score", pa.float64(), nullable=False),
-        pa.field("correct", pa.bool_(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("tokens", pa.int64(), nullable=False),
-        pa.field("fingerprint", pa.string(), nullable=False),
-    ],
-    metadata={"cs_localize.schema": str(SCHEMA_VERSION)},
-)
-_REPETITIVE = ["task", "item", "mode", "ablation", "text", "fingerprint"]
-_KEPT = ["key", "score", "correct", "text", "tokens"]
-_KEY_BYTES = 16
-_PART = re.compile(r"part-([0-9]+)\.parquet")
+_LOG = logging.getLogger("cs_localize")
+_NUMBER = re.compile(r"part-([0-9]+)\.parquet")
+_SMALL_ROWS = 1 << 15  # a file of fewer outcomes is worth merging
+_MOST_SMALL = 128  # so many small files of one engine are merged
+_MOST_MERGED = 1 << 17  # outcomes that one merge holds in memory
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """Rows under a key that has one already: how many, how many with another outcome, and the files of both."""
+
+    rows: int = 0
+    differing: int = 0
+    parts: frozenset[str] = frozenset()
 
 
 def outcome_key(fingerprint: str, request: Request) -> bytes:
@@ -47,36 +41,38 @@ def outcome_key(fingerprint: str, request: Request) -> bytes:
 
     The file holds it as 32 hex digits.
     """
-    return hashlib.sha256(f"{fingerprint}|{request.key}".encode()).digest()[:_KEY_BYTES]
+    return hashlib.sha256(f"{fingerprint}|{request.key}".encode()).digest()[:KEY_BYTES]
 
 
 class Ledger:
     """Outcomes on disk, found by key.
 
-    Reading needs nothing; writing needs ``lock()``, which one process can hold. Every append is one new file that is
-    either whole or not there, so a driver that is killed loses only what it had not appended. In memory an outcome
-    takes about 150 bytes plus the text it holds.
+    Reading needs nothing and changes nothing; writing needs ``lock()``, which one process can hold. Every append is
+    one new file that is either whole or not there, so a driver that is killed loses only what it had not appended. In
+    memory an outcome takes about 45 bytes plus the text it holds.
 
     Args:
         directory: the folder of ``part-*.parquet`` files; made when missing.
+        fingerprint: of the one engine whose outcomes are wanted; the others' stay on disk. None wants all.
 
     Attributes:
         directory: that folder.
         discarded: outcomes offered to ``append`` under a key that already had one.
+        damaged: files found damaged and left out, with the outcomes each had where that is known. ``lock()`` sets them
+            aside.
 
     Raises:
-        LedgerError: if the folder cannot be read, or a file in it is damaged, of another schema, or repeats a key.
+        LedgerError: if the folder cannot be read, or a file in it is whole and not of this schema.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fingerprint: str | None = None) -> None:
         self.directory = Path(directory)
         self.discarded = 0
-        self._rows: dict[bytes, int] = {}
-        self._score = array("d")
-        self._correct = bytearray()
-        self._tokens = array("q")
-        self._text: list[str] = []
-        self._parts: set[str] = set()
+        self.damaged: dict[str, int | None] = {}
+        self._fingerprint = fingerprint
+        self._index = OutcomeIndex()
+        self._parts: dict[str, Part] = {}
+        self._repeats = _Repeats()
         self._last_number = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -84,43 +80,34 @@ class Ledger:
             raise LedgerError(
                 f"the ledger folder {self.directory} cannot be made: {error.strerror}; choose another ledger"
             ) from None
-        self._lock = FileLock(self.directory / ".lock")
-        self._read_new_parts()
+        self._lock = FolderLock(self.directory)
+        self._read()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._index)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._rows
+        return key in self._index
 
     def get(self, key: bytes) -> Outcome | None:
         """The outcome under a key of ``outcome_key``, or None if there is none."""
-        row = self._rows.get(key)
-        if row is None:
-            return None
-        return Outcome(self._score[row], bool(self._correct[row]), self._text[row], self._tokens[row])
+        return self._index.get(key)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Holds the folder for writing; the same ledger object may be locked more than once.
 
-        Taking the lock removes what a killed driver left half written and reads what others appended meanwhile.
+        Taking the lock puts the folder right: it reads what others appended meanwhile, removes what a killed driver
+        left half written, renames damaged files to ``*.damaged``, leaves one row a key, and merges small files where
+        there are many. A damaged file, and rows too many, are logged in one line each.
 
         Raises:
             LedgerError: if another process holds the folder, or it cannot be written.
         """
+        first = self._lock.acquire()
         try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            raise LedgerError(
-                f"another study is writing to {self.directory}; wait for it to end, or give this one another ledger"
-            ) from None
-        except (OSError, NotImplementedError) as error:
-            raise LedgerError(f"the ledger folder {self.directory} cannot be locked for writing: {error}") from None
-        try:
-            for leftover in self.directory.glob(".part-*.tmp"):
-                leftover.unlink(missing_ok=True)
-            self._read_new_parts()
+            if first:
+                self._put_right()
             yield
         finally:
             self._lock.release()
@@ -137,136 +124,142 @@ class Ledger:
             The number of outcomes written; the others are counted in ``discarded``.
 
         Raises:
-            LedgerError: if the disk is full or the folder cannot be written. What was there before is untouched.
+            LedgerError: if the disk is full, the folder cannot be written, or the lock was taken away. What was there
+                before is untouched.
         """
-        if not self._lock.is_locked:
+        if not self._lock.held:
             raise LedgerError(f"the ledger {self.directory} must be locked before anything is appended")
         if len(requests) != len(outcomes):
             raise UsageError(f"{len(requests)} requests cannot be recorded with {len(outcomes)} outcomes")
+        if self._fingerprint not in (None, fingerprint):
+            raise UsageError(f"this ledger was opened for {self._fingerprint} and cannot record {fingerprint}")
         fresh: dict[bytes, tuple[Request, Outcome]] = {}
         for request, outcome in zip(requests, outcomes, strict=True):
             key = outcome_key(fingerprint, request)
-            if key in self._rows or key in fresh:
+            if key in self._index or key in fresh:
                 self.discarded += 1
             else:
                 fresh[key] = (request, outcome)
         if fresh:
-            part = f"part-{self._last_number + 1:08d}.parquet"
-            table = _table(fingerprint, fresh)
-            self._write(table, part)
-            self._take(table, part)
+            self._lock.check()
+            part = Part(self._next_name(), len(fresh), fingerprint)
+            write_part(self.directory / part.name, part_table(fingerprint, fresh))
+            self._parts[part.name] = part
+            for key, (_, outcome) in fresh.items():
+                self._index.add(key, outcome)
+            self._merge_small(fingerprint)
         return len(fresh)
 
-    def _write(self, table: pa.Table, part: str) -> None:
-        temporary = self.directory / f".{part}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                pq.write_table(
-                    table,
-                    file,
-                    compression="zstd",
-                    use_dictionary=_REPETITIVE,
-                    write_page_checksum=True,
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(self.directory / part)
-            _sync_directory(self.directory)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise LedgerError(_write_problem(error, self.directory)) from None
+    def _read(self) -> None:
+        """Reads the whole folder anew; a file that another driver merges away meanwhile makes it start again."""
+        for _ in range(_TRIES):
+            try:
+                return self._read_parts(self._names())
+            except FileNotFoundError:
+                continue
+        raise LedgerError(f"the ledger folder {self.directory} cannot be read: its files keep vanishing")
 
-    def _read_new_parts(self) -> None:
+    def _read_parts(self, names: Sequence[str]) -> None:
+        index = OutcomeIndex()
+        parts: dict[str, Part] = {}
+        damaged: dict[str, int | None] = {}
+        starts: list[int] = []
+        held: list[str] = []
+        rows = 0
+        for name in names:
+            try:
+                part, columns = read_part(self.directory / name, self._fingerprint)
+            except DamagedPart as damage:
+                damaged[name] = damage.rows
+                continue
+            parts[name] = part
+            if columns is not None and part.rows:
+                index.extend(columns)
+                starts.append(rows)
+                held.append(name)
+                rows += part.rows
+        repeats = index.sort().tolist()
+        self._index, self._parts, self.damaged = index, parts, damaged
+        self._repeats = _Repeats(
+            rows=len(repeats),
+            differing=sum(repr(index.outcome(kept)) != repr(index.outcome(row)) for kept, row in repeats),  # NaN too
+            parts=frozenset(held[bisect_right(starts, row) - 1] for pair in repeats for row in pair),
+        )
+
+    def _names(self) -> list[str]:
         try:
-            names = sorted(path.name for path in self.directory.glob("*.parquet") if path.name not in self._parts)
+            names = sorted(path.name for path in self.directory.iterdir())
         except OSError as error:
             raise LedgerError(f"the ledger folder {self.directory} cannot be read: {error.strerror}") from None
         for name in names:
-            self._take(self._read(name), name)
+            numbered = _NUMBER.match(name)  # what was set aside keeps its number, too
+            if numbered is not None:
+                self._last_number = max(self._last_number, int(numbered[1]))
+        return [name for name in names if name.endswith(".parquet") and not name.startswith(".")]
 
-    def _read(self, part: str) -> pa.Table:
-        path = self.directory / part
+    def _next_name(self) -> str:
+        self._last_number += 1
+        return f"part-{self._last_number:08d}.parquet"
+
+    def _put_right(self) -> None:
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                found = file.schema_arrow
-                version = (found.metadata or {}).get(b"cs_localize.schema", b"").decode(errors="replace")
-                if version != str(SCHEMA_VERSION) or not found.equals(_SCHEMA):
-                    raise self._bad_part(part, f"not a ledger file of schema {SCHEMA_VERSION}")
-                return file.read(columns=_KEPT, use_threads=False)
-        except PermissionError:
-            raise LedgerError(f"the ledger file {path} cannot be read: permission denied") from None
-        except (pa.ArrowException, OSError, ValueError):
-            raise self._bad_part(part, "damaged or cut short") from None
+            for leftover in self.directory.glob(".part-*.tmp"):
+                leftover.unlink(missing_ok=True)
+            if self._names() != sorted(self._parts):  # others wrote, or a file seemed damaged: look again
+                self._read()
+            for name, rows in self.damaged.items():
+                self._set_aside(name, rows)
+        except OSError as error:
+            raise LedgerError(f"the ledger folder {self.directory} cannot be put right: {error.strerror}") from None
+        self.damaged = {}
+        self._end_repeats()
+        engines = {part.fingerprint for part in self._parts.values()}
+        for fingerprint in sorted(engines if self._fingerprint is None else engines & {self._fingerprint}):
+            self._merge_small(fingerprint)
 
-    def _take(self, table: pa.Table, part: str) -> None:
-        """Adds the rows of a part to the index in memory; all of them or none."""
-        keys = _decode_keys(table.column("key"))
-        if keys is None:
-            raise self._bad_part(part, "a file with malformed keys")
-        first = len(self._text)
-        rows = dict(zip(keys, range(first, first + len(keys)), strict=True))
-        if len(rows) < len(keys) or not self._rows.keys().isdisjoint(rows):
-            raise self._bad_part(part, "a file that repeats outcomes the ledger already has")
-        self._rows.update(rows)
-        self._score.frombytes(table.column("score").to_numpy().tobytes())
-        self._correct += table.column("correct").to_numpy().tobytes()
-        self._tokens.frombytes(table.column("tokens").to_numpy().tobytes())
-        self._text += table.column("text").to_pylist()
-        self._parts.add(part)
-        numbered = _PART.fullmatch(part)
-        if numbered is not None:
-            self._last_number = max(self._last_number, int(numbered[1]))
-
-    def _bad_part(self, part: str, problem: str) -> LedgerError:
-        return LedgerError(
-            f"{self.directory / part} is {problem}; move it away and run again: only its rows are measured again"
+    def _set_aside(self, name: str, rows: int | None) -> None:
+        path = self.directory / name
+        path.rename(path.with_name(f"{name}.damaged"))
+        cost = "its outcomes, nobody knows how many," if rows is None else f"its {rows:,} outcomes"
+        _LOG.warning(
+            "%s was damaged or cut short and is now called %s.damaged; %s are measured again when they are needed",
+            path,
+            name,
+            cost,
         )
 
+    def _end_repeats(self) -> None:
+        """Leaves one row a key: a merge of files that was cut short, or a file copied by hand, made more."""
+        repeats, self._repeats = self._repeats, _Repeats()
+        if not repeats.rows:
+            return
+        _LOG.warning(
+            "%s held %s outcomes more than once, %s of them with other values; the first of each is kept",
+            self.directory,
+            f"{repeats.rows:,}",
+            f"{repeats.differing:,}" if repeats.differing else "none",
+        )
+        by_engine: dict[str, list[str]] = {}
+        for name in sorted(repeats.parts):
+            by_engine.setdefault(self._parts[name].fingerprint, []).append(name)
+        for names in by_engine.values():
+            self._merge(names)
 
-def _table(fingerprint: str, fresh: dict[bytes, tuple[Request, Outcome]]) -> pa.Table:
-    requests = [request for request, _ in fresh.values()]
-    outcomes = [outcome for _, outcome in fresh.values()]
-    columns = {
-        "key": [key.hex() for key in fresh],
-        "task": [request.item.task for request in requests],
-        "item": [request.item.id for request in requests],
-        "mode": [request.mode for request in requests],
-        "ablation": [request.ablation.encode() for request in requests],
-        "score": [float(outcome.score) for outcome in outcomes],
-        "correct": [bool(outcome.correct) for outcome in outcomes],
-        "text": [outcome.text for outcome in outcomes],
-        "tokens": [int(outcome.tokens) for outcome in outcomes],
-        "fingerprint": [fingerprint] * len(fresh),
-    }
-    return pa.table(columns, schema=_SCHEMA)
+    def _merge_small(self, fingerprint: str) -> None:
+        """Merges small files of one engine, the smallest first, until there are few."""
+        while True:
+            small = [p for p in self._parts.values() if p.fingerprint == fingerprint and p.rows < _SMALL_ROWS]
+            if len(small) < _MOST_SMALL:
+                return
+            small.sort(key=lambda part: part.rows)
+            sums = accumulate(part.rows for part in small)
+            chosen = [part.name for part, rows in zip(small, sums, strict=True) if rows <= _MOST_MERGED]
+            self._merge(sorted(chosen))
 
-
-def _decode_keys(column: pa.ChunkedArray) -> list[bytes] | None:
-    """The 16-byte keys of a column of hex digits, converted in one go; None if one is malformed."""
-    if len(column) == 0:
-        return []
-    lengths = pc.min_max(pc.binary_length(column)).as_py()
-    if lengths["min"] != lengths["max"] or lengths["min"] != 2 * _KEY_BYTES:
-        return None
-    try:
-        packed = bytes.fromhex("".join(column.to_pylist()))
-    except ValueError:
-        return None
-    if len(packed) != len(column) * _KEY_BYTES:
-        return None
-    return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes a rename survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_problem(error: OSError, directory: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk of {directory} is full; free some space and run again: what was measured before is kept"
-    return f"the ledger folder {directory} cannot be written: {error.strerror or error}"
+    def _merge(self, names: Sequence[str]) -> None:
+        merged = self._next_name()
+        rows = merge_parts([self.directory / name for name in names], self.directory / merged)
+        fingerprint = self._parts[names[0]].fingerprint
+        for name in names:
+            del self._parts[name]
+        self._parts[merged] = Part(merged, rows, fingerprint)

@@ -1,41 +1,24 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from cs_localize.errors import LedgerError, UsageError
-from cs_localize.heads import Ablation
+from cs_localize.heads import Ablation, Head, Neuron
 from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.protocol import Request
-from cs_localize.outcomes import Outcome
+from cs_localize.outcomes import Item, Outcome
+from tests.measure.ledgers import PRINT, append, fill, keys_on_disk, parts
 from tests.measure.toy import toy_item, toy_outcome, toy_requests
 
-PRINT = "planted-0123"
-
-
-def fill(directory: Path, *sizes: int) -> list[Request]:
-    """A ledger with one part of each size; the requests in it."""
-    ledger = Ledger(directory)
-    requests = toy_requests(sum(sizes))
-    start = 0
-    with ledger.lock():
-        for size in sizes:
-            chunk = requests[start : start + size]
-            ledger.append(PRINT, chunk, [toy_outcome(request) for request in chunk])
-            start += size
-    return requests
-
-
-def parts(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.parquet"))
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def test_what_was_appended_is_read_back_exactly_by_the_next_process(tmp_path: Path) -> None:
@@ -75,7 +58,7 @@ def test_no_key_gets_a_second_row_and_every_repeat_is_counted(tmp_path: Path) ->
     assert written == 1
     assert ledger.discarded == 3
     assert ledger.get(outcome_key(PRINT, requests[0])) == toy_outcome(requests[0])
-    keys = pa.concat_tables([pq.read_table(part) for part in parts(tmp_path)]).column("key").to_pylist()
+    keys = keys_on_disk(tmp_path)
     assert len(keys) == len(set(keys)) == 5
 
 
@@ -83,7 +66,7 @@ def test_an_append_of_repeats_alone_writes_no_file(tmp_path: Path) -> None:
     requests = fill(tmp_path, 2)
     ledger = Ledger(tmp_path)
     with ledger.lock():
-        assert ledger.append(PRINT, requests, [toy_outcome(request) for request in requests]) == 0
+        assert append(ledger, requests) == 0
     assert len(parts(tmp_path)) == 1
 
 
@@ -98,93 +81,63 @@ def test_a_file_says_what_was_asked_in_words(tmp_path: Path) -> None:
     assert row["key"] == outcome_key(PRINT, request).hex()
 
 
-def cut_short(part: Path) -> None:
-    part.write_bytes(part.read_bytes()[:-40])
+def test_a_file_that_an_earlier_version_wrote_is_read() -> None:
+    item = Item("antonyms", "hot", "The opposite of hot is", " cold")
+    scaled = Ablation.of([Head(1, 2)], [Neuron(0, 7)], 0.5)
+    requests = [
+        Request(item, (1, 2, 3), (4,), Ablation()),
+        Request(item, (1, 2, 3), (4,), scaled),
+        Request(item, (1, 2, 3), (4,), Ablation.of([Head(1, 2)]), "generate", 4),
+    ]
+    ledger = Ledger(GOLDEN)
+    first, second, third = (ledger.get(outcome_key("planted-golden", request)) for request in requests)
+    assert first == Outcome(-0.25, True, "", 4)
+    assert second == Outcome(-3.5, False, "", 4)
+    assert third is not None
+    assert math.isnan(third.score)
+    assert (third.correct, third.text, third.tokens) == (False, " “naïve”", 5)
 
 
-def make_it_empty(part: Path) -> None:
-    part.write_bytes(b"")
+def test_a_file_written_now_has_the_columns_of_the_one_an_earlier_version_wrote(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    before = pq.read_schema(GOLDEN / "ledger-1.parquet")
+    assert pq.read_schema(parts(tmp_path)[0]).equals(before, check_metadata=True)
 
 
-def give_it_another_schema(part: Path) -> None:
-    pq.write_table(pa.table({"key": ["00" * 16], "score": [1.0]}), part)
-
-
-def give_it_another_version(part: Path) -> None:
-    table = pq.read_table(part)
-    pq.write_table(table.replace_schema_metadata({"cs_localize.schema": "2"}), part)
-
-
-def spoil_a_key(part: Path) -> None:
-    table = pq.read_table(part)
-    keys = pa.array(["zz" * 16, *table.column("key").to_pylist()[1:]])
-    pq.write_table(table.set_column(0, table.schema.field("key"), keys), part)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut_short,
-        make_it_empty,
-        give_it_another_schema,
-        give_it_another_version,
-        spoil_a_key,
-    ],
-)
-def test_a_damaged_file_is_named_and_without_it_the_rest_is_kept(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    fill(tmp_path, 5, 3)
-    part = parts(tmp_path)[1]
-    damage(part)
-    with pytest.raises(LedgerError, match="move it away and run again: only its rows are measured again") as caught:
-        Ledger(tmp_path)
-    assert str(part) in str(caught.value)
-    part.rename(tmp_path / "moved-away")
+def test_a_ledger_of_one_engine_leaves_the_others_on_disk(tmp_path: Path) -> None:
+    requests = fill(tmp_path, 3)
+    ledger = Ledger(tmp_path, "another")
+    with ledger.lock():
+        assert len(ledger) == 0
+        assert append(ledger, requests[:2], "another") == 2
+        with pytest.raises(UsageError, match=f"opened for another and cannot record {PRINT}"):
+            append(ledger, requests)
+    assert len(Ledger(tmp_path, PRINT)) == 3
+    assert len(Ledger(tmp_path, "another")) == 2
     assert len(Ledger(tmp_path)) == 5
 
 
-def test_a_flipped_byte_is_refused_or_changes_no_outcome(tmp_path: Path) -> None:
-    requests = fill(tmp_path, 3)
-    part = parts(tmp_path)[0]
-    whole = part.read_bytes()
-    refused = 0
-    for position in range(0, len(whole), 11):
-        part.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
-        try:
-            ledger = Ledger(tmp_path)
-        except LedgerError:
-            refused += 1
-            continue
-        assert [ledger.get(outcome_key(PRINT, request)) for request in requests] == list(map(toy_outcome, requests))
-    assert refused > len(whole) / 11 / 2
-
-
-def test_a_copied_file_is_refused_since_its_keys_would_have_two_rows(tmp_path: Path) -> None:
-    fill(tmp_path, 2)
-    (tmp_path / "copy.parquet").write_bytes(parts(tmp_path)[0].read_bytes())
-    with pytest.raises(LedgerError, match="repeats outcomes"):
-        Ledger(tmp_path)
-
-
+@pytest.mark.parametrize("works", [0, 1], ids=["the file", "its name"])
 def test_a_full_disk_loses_nothing_that_was_written_and_leaves_no_partial_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: int
 ) -> None:
     fill(tmp_path, 3)
     ledger = Ledger(tmp_path)
+    calls = iter(range(9))
 
     def no_space(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if next(calls) >= works:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     more = toy_requests(2, first=3)
     with ledger.lock():
         monkeypatch.setattr(os, "fsync", no_space)
         with pytest.raises(LedgerError, match="full; free some space and run again") as caught:
-            ledger.append(PRINT, more, [toy_outcome(request) for request in more])
+            append(ledger, more)
         assert "\n" not in str(caught.value)
-        assert len(list(tmp_path.iterdir())) == 2
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", ".writer", "part-00000001.parquet"}
         monkeypatch.undo()
-        assert ledger.append(PRINT, more, [toy_outcome(request) for request in more]) == 2
+        assert append(ledger, more) == 2
     assert len(Ledger(tmp_path)) == 5
 
 
@@ -211,29 +164,19 @@ with ledger.lock():
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_second_driver_is_refused_in_one_line_that_names_the_folder(tmp_path: Path) -> None:
-    with Ledger(tmp_path).lock():
-        second = Ledger(tmp_path)
-        with pytest.raises(LedgerError, match="another study is writing to") as caught, second.lock():
-            pass
-        assert str(tmp_path) in str(caught.value)
-    with second.lock():
-        pass
-
-
 def test_one_ledger_may_be_locked_by_two_measurers_of_one_study(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = toy_requests(1)
     with ledger.lock():
         with ledger.lock():
             pass
-        assert ledger.append(PRINT, request, [toy_outcome(request[0])]) == 1
+        assert append(ledger, request) == 1
 
 
 def test_appending_without_the_lock_is_refused(tmp_path: Path) -> None:
     request = toy_requests(1)
     with pytest.raises(LedgerError, match="must be locked"):
-        Ledger(tmp_path).append(PRINT, request, [toy_outcome(request[0])])
+        append(Ledger(tmp_path), request)
 
 
 def test_requests_and_outcomes_that_do_not_pair_are_refused(tmp_path: Path) -> None:
@@ -258,7 +201,7 @@ def test_what_another_driver_appended_meanwhile_is_read_when_the_folder_is_locke
     with early.lock():
         assert len(early) == 2
         more = toy_requests(1, first=2)
-        early.append(PRINT, [*requests, *more], [toy_outcome(request) for request in [*requests, *more]])
+        append(early, [*requests, *more])
     assert early.discarded == 2
     assert len(Ledger(tmp_path)) == 3
 
