@@ -14,7 +14,6 @@ import pytest
 
 from cs_localize.config import parse_study
 from cs_localize.findings import read_file
-from cs_localize.heads import Head
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import specificity
 from cs_localize.session import open_session
@@ -36,7 +35,7 @@ def study(model: str) -> dict[str, Any]:
         "held_out_items": 40,
         "engine": {"workers": 1, "dtype": "float32", "unit_tokens": 500},
         # Among so few heads knockouts interact: little more than one head a mask keeps effects those of single heads.
-        "design": {"requests": 400, "density": 0.07, "fragile_density": 0.07, "pilot": {"heads_a_mask": 1}},
+        "design": {"requests": 800, "density": 0.07, "fragile_density": 0.07, "pilot": {"heads_a_mask": 1}},
         "select": {"candidates": 6, "items": 20, "limit": 3},
         "confirm": {"random_draws": 3, "curve": 4, "bootstrap": 200},
         "crosscheck": {"enabled": False},
@@ -60,19 +59,25 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
         damage = sweep(session.measurer, session.shape, items)
         shape = session.shape
     effects = np.stack([damage[task].mean(axis=0) for task in TASKS])
-    truth = specificity(effects, TASKS, {}).strongest
+    found = localized.heads
+
+    for number, task in enumerate(TASKS):
+        by_effect = [head.head for head in sorted(found.tasks[task].ranking, key=lambda head: -head.effect)]
+        order = np.argsort(-effects[number])
+        needed = [str(shape.head(int(i))) for i in order if effects[number, i] >= effects[number].max() / 2]
+        missed = set(needed) - set(by_effect[: len(needed) + 1])
+        assert len(missed) <= len(needed) / 4, f"{task}: the sweep finds {needed}, the study {by_effect[:6]}"
+        if effects[number, order[0]] >= 1.5 * effects[number, order[1]]:
+            assert by_effect[0] == needed[0], f"{task}: {needed[0]} stands out in the sweep"
 
     # Some of these tasks share all their heads; the sweep says which have one of their own.
+    truth = specificity(effects, TASKS, {}).strongest
     told_apart = [number for number in range(len(TASKS)) if truth[number].max() >= 1.0]
-    assert told_apart
+    assert len(told_apart) >= 2
     for number in told_apart:
-        found = [Head.parse(head.head) for head in localized.heads.tasks[TASKS[number]].ranking]
-        best = shape.head(int(truth[number].argmax()))
-        assert best in found[:3], f"{TASKS[number]}: the sweep finds {best}, the study {found[:3]}"
-    for number, task in enumerate(TASKS):
-        by_effect = sorted(localized.heads.tasks[task].ranking, key=lambda head: -head.effect)
-        worst = shape.head(int(effects[number].argmax()))
-        assert str(worst) in [head.head for head in by_effect[:3]], f"{task}: {worst} does most damage in the sweep"
+        specific = [head.head for head in found.tasks[TASKS[number]].ranking[:3]]
+        best = str(shape.head(int(truth[number].argmax())))
+        assert best in specific, f"{TASKS[number]}: the sweep finds {best} most specific, the study {specific}"
 
 
 def test_the_files_of_the_study_can_be_read_again(localized: StudyResult) -> None:
