@@ -92,6 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_set(run)
     run.set_defaults(run=_run)
 
+    sweep = verbs.add_parser("sweep", help="run a grid of studies: models x task sets x methods on one ledger")
+    sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")
+    sweep.add_argument("--out", type=Path, help="the grid's folder (default: runs/ and the file's name)")
+    sweep.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="override an option of the grid, such as base.seed=1",
+    )
+    sweep.set_defaults(run=_sweep)
+
     ablate = verbs.add_parser("ablate", help="measure tasks with given heads or neurons scaled")
     ablate.add_argument("--model", required=True, help="a directory, a hub id or a built-in model")
     ablate.add_argument("--heads", required=True, help="such as L4H2,L7H0=0.5,L3N120; no factor means 0")
@@ -147,6 +159,15 @@ def _run_study(study: Path, out: Path, overrides: list[str], command: list[str])
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
     return 0
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from cs_localize.grid import load_grid, run_grid
+
+    out = arguments.out or Path("runs") / arguments.grid.stem
+    result = run_grid(load_grid(arguments.grid, out, tuple(arguments.set)), out)
+    print("\n".join(result.summary_lines()))
+    return 1 if result.failed else 0
 
 
 def _ablate(arguments: argparse.Namespace) -> int:
