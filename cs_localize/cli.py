@@ -16,7 +16,7 @@ from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
-from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.errors import CsLocalizeError
 
 _LONGEST = 1500  # characters of a message
 
