@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from cs_localize.ablate import AblationGrid, AblationGridResult, ablation_grid, 
 from cs_localize.ablate.effects import SUMMARY_COLUMNS
 from cs_localize.ablate.grid import ROW_COLUMNS
 from cs_localize.cli import main
+from cs_localize.measure.cluster import RaySession
 from cs_localize.study import StudyResult, run_study
 from tests.studies import planted_config
 
@@ -17,7 +19,14 @@ KINDS = ("together", "single", "cumulative")
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+def cluster() -> Iterator[None]:
+    """One Ray for all of this file."""
+    with RaySession():
+        yield
+
+
+@pytest.fixture(scope="module")
+def study(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     config = planted_config(tasks=["antonyms", "capitals"], design__requests=300, confirm__random_draws=1)
     return run_study(config, tmp_path_factory.mktemp("study"))
 
