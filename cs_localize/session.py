@@ -100,6 +100,7 @@ def open_session(
                 threads,
                 num_gpus_per_worker=gpus,
                 unit_tokens=engine.unit_tokens,
+                unit_timeout_s=engine.unit_timeout_s,
                 notify=progress.event,
             )
 
