@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -113,7 +113,7 @@ class Progress:
         if best != self._best:
             self._best = best
             self.event("best", text=best)
-            self._show(best=best)
+            self._show()
 
     def event(self, kind: str, **fields: object) -> None:
         """Appends one event, with the time in UTC, to the file.
@@ -126,7 +126,7 @@ class Progress:
         alive = fields.get("alive")
         if isinstance(alive, int):
             self._alive = alive
-            self._show(workers=_workers(alive))
+            self._show()
         if self._file is None:
             return
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -155,9 +155,9 @@ class Progress:
             self._print(f"{stage.name}: {stage.done:,} requests in {_duration(seconds)}{served}{self._news()}")
         self.event(kind, stage=stage.name, done=stage.done, served=stage.served, seconds=round(seconds, 3))
 
-    def _show(self, **fields: Any) -> None:
+    def _show(self) -> None:
         if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], **fields)
+            self._bars.update(self._bars.task_ids[0], workers=_workers(self._alive), best=self._best)
 
     def _news(self) -> str:
         """What is best so far, for the end of a line, unless an earlier line has said so."""
