@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -156,15 +155,15 @@ def ask_place(threads: int, gpus: float) -> PlacementGroup:
     return place
 
 
-def others_wait(own: Collection[PlacementGroup]) -> bool:
-    """Whether another fleet of the cluster, of this driver or another, waits for a place."""
+def waiting_places() -> set[str]:
+    """The ids of all places that fleets of the cluster, of this driver or others, have asked for and not got yet."""
     from ray.util import placement_group_table
 
-    mine = {place.id.hex() for place in own}
-    return any(
-        place["name"].startswith(_PLACE) and place["state"] == "PENDING" and name not in mine
+    return {
+        name
         for name, place in placement_group_table().items()
-    )
+        if place["name"].startswith(_PLACE) and place["state"] == "PENDING"
+    }
 
 
 def describe_shortage(threads: int, gpus: float) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from cs_localize.errors import UsageError
-from cs_localize.measure.cluster import count_room, describe_shortage, others_wait
+from cs_localize.measure.cluster import count_room, describe_shortage, waiting_places
 from cs_localize.measure.handle import WorkerHandle
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.worker import Loader
@@ -80,9 +80,10 @@ class Crew:
         spare = free[: max(0, len(self) - max(1, unfinished))]
         if not spare or (unfinished and not self._may_look()):
             return
-        wanted = others_wait([worker.place for worker in self])
+        waiting = waiting_places()
+        wanted = waiting - {worker.place_id for worker in self}
         for worker in spare:
-            if wanted or not worker.arrived:
+            if wanted or worker.place_id in waiting:
                 self.end(worker)
 
     def check_starts(self) -> None:

@@ -27,7 +27,7 @@ class WorkerHandle:
         loader: makes the engine.
 
     Attributes:
-        place: what it asked Ray for.
+        place_id: Ray's name for the place it asked for.
         loading: the call that loads the engine; None once it has come back.
         placement: where it runs; None until it has loaded.
         units: the units it was given, the first of which it works on.
@@ -42,14 +42,15 @@ class WorkerHandle:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self.number = number
-        self.place = ask_place(threads, gpus)
+        self._place = ask_place(threads, gpus)
+        self.place_id: str = self._place.id.hex()
         actor: Any = (
             ray.remote(EngineWorker)
             .options(
                 num_cpus=threads,
                 num_gpus=gpus,
                 max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self.place, 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._place, 0),
                 runtime_env={"env_vars": worker_environment(spec, threads)},
             )
             .remote(spec, threads, loader)
@@ -105,4 +106,4 @@ class WorkerHandle:
         self.ended = True
         if ray.is_initialized():
             ray.kill(self._actor, no_restart=True)
-            remove_placement_group(self.place)
+            remove_placement_group(self._place)
