@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -30,11 +31,14 @@ class LocalCluster:
         self.address = ""
 
     def __enter__(self) -> LocalCluster:
+        # A folder of its own: in the usual one Ray leaves a note that makes this the cluster of the whole machine.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environment |= {"PYTHONPATH": str(ROOT), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.measure.nodes", *map(str, self._cpus)],
             cwd=ROOT,
-            env=environment | {"PYTHONPATH": str(ROOT), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            env=environment | {"RAY_TMPDIR": self._folder.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -48,6 +52,7 @@ class LocalCluster:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._folder.cleanup()
 
     def kill(self, node: int) -> None:
         """Kills a node at once, with all of its workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.studies import planted, repeated_keys, wait_for, write_study
 pytestmark = pytest.mark.ray
 
 TASKS = ["capitals", "plurals"]
+PROGRESS = re.compile(r"[a-z: ]+: [0-9,]+(/| requests )")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def start(
         held_out_items=24,
         design__requests=200,
         design__pilot={"requests_a_layer": 0},
-        select__candidates=3,
+        select={"candidates": 3, "limit": 3},
         confirm={"random_draws": 1, "bootstrap": 100, "curve": 2},
         engine__unit_tokens=250,
         engine__unit_timeout_s=unit_timeout_s,
@@ -68,9 +70,8 @@ def start(
 
 def finish(study: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code, and what is on stderr besides the progress of the stages."""
-    _, errors = study.communicate(timeout=120)
-    stages = ("baseline: ", "search: ", "naming: ", "confirm: ", "noise: ")
-    return study.returncode, "\n".join(line for line in errors.splitlines() if not line.startswith(stages))
+    _, errors = study.communicate(timeout=60)
+    return study.returncode, "\n".join(line for line in errors.splitlines() if not PROGRESS.match(line))
 
 
 def findings(folder: Path) -> list[Any]:
@@ -109,13 +110,12 @@ def test_a_killed_worker_changes_nothing_and_the_workers_are_spread_over_the_nod
     assert code == 0, errors
     assert findings(tmp_path) == quiet
     assert len(events(tmp_path, "worker_lost")) == 1
-    assert len(events(tmp_path, "worker_ready")) == 3
 
 
 def test_a_killed_node_and_another_that_joins_change_nothing(
     cluster: LocalCluster, quiet: list[Any], tmp_path: Path
 ) -> None:
-    study = start(cluster, tmp_path, delay_s=0.5)
+    study = start(cluster, tmp_path, delay_s=0.4)
     wait_for(lambda: len(events(tmp_path, "worker_ready")) == 2)
     cluster.kill(1)
     wait_for(lambda: bool(events(tmp_path, "worker_lost")))
