@@ -83,6 +83,12 @@ class EngineConfig(_Section):
     neuron_slots: int = Field(24, ge=1, le=1024, description="Most different neuron ablations in one vLLM step.")
     eager: bool = Field(True, description="Skip compilation: slower steps, much faster start.")
     kv_cache_gib: int = Field(1, ge=1, description="KV cache of one CPU engine in GiB.")
+    unit_timeout_s: float = Field(
+        600,
+        gt=0,
+        description="Seconds without an answer to a unit after which an engine counts as hung; ten times what the unit "
+        "takes at the pace so far if that is longer.",
+    )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory vLLM may take.")
     trust_remote_code: bool = Field(False, description="Let the model's repository run its own Python code.")
     planted: _Options = Field(default_factory=dict, description="Options of the planted engine.")

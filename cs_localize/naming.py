@@ -6,7 +6,7 @@ model that writes the right word in another spelling has lost score and not the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,8 +141,10 @@ def start_naming(
     return Naming(task, list(candidates[: select.candidates]), items[task][: select.items], shared)
 
 
-def name_heads(namings: Sequence[Naming], select: SelectConfig, measurer: Measurer) -> None:
-    """Chooses the heads of all tasks side by side, one candidate a task and round.
+def name_heads(
+    namings: Sequence[Naming], select: SelectConfig, measurer: Measurer, note: Callable[[str], None] = lambda best: None
+) -> None:
+    """Chooses the heads of all tasks side by side, one candidate a task and round, and notes those kept so far.
 
     Raises:
         MeasurementError: if an outcome cannot be measured.
@@ -158,6 +160,7 @@ def name_heads(namings: Sequence[Naming], select: SelectConfig, measurer: Measur
         controls = _ask([n.controls for n, _ in promising], [n.next() for n, _ in promising], measurer)
         for (naming, target), others in zip(promising, controls, strict=True):
             naming.decide(target, others, select.ratio)
+        note("; ".join(" ".join([naming.task, *map(str, naming.kept)]) for naming in namings if naming.kept))
 
 
 def _ask(items: Sequence[Sequence[Item]], ablations: Sequence[Ablation], measurer: Measurer) -> list[list[Outcome]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,7 @@ class Search:
         items: search items by task, in the study's order.
         relatives: by task, the tasks that do not control it.
         measurer: asks the model.
+        note: is told the heads that are named so far.
     """
 
     config: StudyConfig
@@ -86,6 +87,7 @@ class Search:
     items: Mapping[str, Sequence[Item]]
     relatives: Mapping[str, frozenset[str]]
     measurer: Measurer
+    note: Callable[[str], None] = lambda best: None
 
     def run(self) -> SearchResult:
         """Measures and recovers.
@@ -118,7 +120,7 @@ class Search:
             )
             for task in table.tasks
         }
-        name_heads(list(namings.values()), self.config.select, self.measurer)
+        name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
         fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
         findings = {}
         for number, task in enumerate(table.tasks):

@@ -154,6 +154,7 @@ class Bench:
                 threads,
                 num_gpus_per_worker=gpus,
                 unit_tokens=engine.unit_tokens,
+                unit_timeout_s=engine.unit_timeout_s,
                 notify=self._notify,
             )
 

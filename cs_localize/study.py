@@ -131,7 +131,12 @@ class _Study:
     def search(self) -> SearchResult:
         """Finds the heads and records the designs."""
         found = Search(
-            self._config, self._session.shape, self._search_items, self._relatives, self._session.measurer
+            self._config,
+            self._session.shape,
+            self._search_items,
+            self._relatives,
+            self._session.measurer,
+            self._progress.note,
         ).run()
         arrays: dict[str, Any] = {"seed": np.array(self._config.seed)}
         for task, design in found.designs.items():

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import uuid
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from cs_localize.measure.spec import EngineSpec
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError, RayTaskError
+    from ray.util.placement_group import PlacementGroup
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Units and outcomes are small; Ray's own default would reserve a third of the memory."""
 
 _KNOCK_S = 5.0
+_PLACE = "cs_localize-worker-"
 
 
 class RaySession:
@@ -128,17 +131,39 @@ def worker_environment(spec: EngineSpec, threads: int) -> dict[str, str]:
     }
 
 
-def check_room(workers: int, threads: int, gpus: float) -> None:
-    """Raises UsageError if the connected cluster could not hold the workers even when nothing else ran on it."""
-    ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(_room(resources, threads, gpus) for resources in machines)
-    if room < workers:
-        have = "; ".join(map(_resources, machines))
+def count_room(threads: int, gpus: float) -> int:
+    """How many workers the connected cluster could hold if nothing else ran on it."""
+    return sum(_room(resources, threads, gpus) for resources in _machines())
+
+
+def check_room(threads: int, gpus: float) -> None:
+    """Raises UsageError if the connected cluster could not hold a single worker even when nothing else ran on it."""
+    if not count_room(threads, gpus):
+        have = "; ".join(map(_resources, _machines()))
         raise UsageError(
-            f"{workers} worker{'s' if workers > 1 else ''} with {_wanted(threads, gpus)} each were asked for, but "
-            f"there is room for {room} (machines: {have}); set engine.workers or engine.threads lower"
+            f"a worker asks for {_wanted(threads, gpus)}, which no machine of the cluster has (machines: {have}); set "
+            "engine.threads lower"
         )
+
+
+def ask_place(threads: int, gpus: float) -> PlacementGroup:
+    """Asks for a place for one worker; Ray gives it on the machine with the largest share of its cores free."""
+    from ray.util import placement_group
+
+    bundle = {"CPU": float(threads), "GPU": float(gpus)} if gpus else {"CPU": float(threads)}
+    place: PlacementGroup = placement_group([bundle], name=_PLACE + uuid.uuid4().hex)  # Ray wants every name once
+    return place
+
+
+def waiting_places() -> set[str]:
+    """The ids of all places that fleets of the cluster, of this driver or others, have asked for and not got yet."""
+    from ray.util import placement_group_table
+
+    return {
+        name
+        for name, place in placement_group_table().items()
+        if place["name"].startswith(_PLACE) and place["state"] == "PENDING"
+    }
 
 
 def describe_shortage(threads: int, gpus: float) -> str:
@@ -167,6 +192,11 @@ def _one_line(error: BaseException) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _machines() -> list[dict[str, float]]:
+    ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _room(resources: dict[str, float], threads: int, gpus: float) -> int:

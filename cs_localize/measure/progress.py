@@ -61,6 +61,9 @@ class Progress:
         self._clock = clock
         self._stage: _Stage | None = None
         self._bars: Bars | None = None
+        self._alive: int | None = None
+        self._best = ""
+        self._best_printed = ""
         self._file: IO[bytes] | None = None
         if events is not None:
             try:
@@ -78,7 +81,7 @@ class Progress:
         self.event("stage_started", stage=name, total=total)
         if self._stream.isatty():
             self._bars = _bars(self._stream)
-            self._bars.add_task(name, total=total, rate=0.0)
+            self._bars.add_task(name, total=total, rate=0.0, workers=_workers(self._alive), best=self._best)
             self._bars.start()
         try:
             yield
@@ -99,14 +102,31 @@ class Progress:
             self._bars.update(self._bars.task_ids[0], completed=stage.done, rate=stage.rate(now))
         elif now - stage.printed >= _LINE_EVERY_S and stage.done < stage.total:
             stage.printed = now
-            self._print(_line(stage, now))
+            self._print(_line(stage, now, self._alive) + self._news())
+
+    def note(self, best: str) -> None:
+        """Shows what is best so far, such as heads, beside the stages from now on.
+
+        Raises:
+            LedgerError: if the event cannot be recorded.
+        """
+        if best != self._best:
+            self._best = best
+            self.event("best", text=best)
+            self._show()
 
     def event(self, kind: str, **fields: object) -> None:
         """Appends one event, with the time in UTC, to the file.
 
+        A field ``alive`` is the number of workers that are up from then on, and shown.
+
         Raises:
             LedgerError: if the file cannot be written.
         """
+        alive = fields.get("alive")
+        if isinstance(alive, int):
+            self._alive = alive
+            self._show()
         if self._file is None:
             return
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -132,8 +152,19 @@ class Progress:
         seconds = self._clock() - stage.started
         if bars is None and kind == "stage_finished":
             served = f", {stage.served:,} of them from the ledger" if stage.served else ""
-            self._print(f"{stage.name}: {stage.done:,} requests in {_duration(seconds)}{served}")
+            self._print(f"{stage.name}: {stage.done:,} requests in {_duration(seconds)}{served}{self._news()}")
         self.event(kind, stage=stage.name, done=stage.done, served=stage.served, seconds=round(seconds, 3))
+
+    def _show(self) -> None:
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], workers=_workers(self._alive), best=self._best)
+
+    def _news(self) -> str:
+        """What is best so far, for the end of a line, unless an earlier line has said so."""
+        if self._best == self._best_printed:
+            return ""
+        self._best_printed = self._best
+        return f"; best so far: {self._best}"
 
     def _print(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -147,16 +178,22 @@ def _bars(stream: TextIO) -> Bars:
         MofNCompleteColumn(),
         _Rate(),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[workers]}"),
+        TextColumn("{task.fields[best]}", markup=False),
         console=Console(file=stream),
     )
 
 
-def _line(stage: _Stage, now: float) -> str:
-    text = f"{stage.name}: {stage.done:,}/{stage.total:,}"
+def _line(stage: _Stage, now: float, alive: int | None) -> str:
+    parts = [f"{stage.name}: {stage.done:,}/{stage.total:,}"]
     rate = stage.rate(now)
-    if rate <= 0:
-        return text
-    return f"{text}, {rate:.1f}/s, {_duration((stage.total - stage.done) / rate)} left"
+    if rate > 0:
+        parts += [f"{rate:.1f}/s", f"{_duration((stage.total - stage.done) / rate)} left"]
+    return ", ".join([*parts, _workers(alive)] if alive is not None else parts)
+
+
+def _workers(alive: int | None) -> str:
+    return "" if alive is None else f"{alive} worker{'' if alive == 1 else 's'}"
 
 
 def _duration(seconds: float) -> str:

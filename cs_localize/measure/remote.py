@@ -22,7 +22,7 @@ def run_on_worker(
         UsageError: if no machine of the cluster has so many cores and GPUs.
         CsLocalizeError: what the function raised, or a MeasurementError in one line for anything else.
     """
-    check_room(1, cores, gpus)
+    check_room(cores, gpus)
     ray: Any = importlib.import_module("ray")
     task = ray.remote(
         num_cpus=cores,

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError
 from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.fleet import Fleet
+from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.worker import Loader
 from cs_localize.outcomes import Outcome
@@ -38,6 +41,7 @@ def toy_fleet(
     spec: EngineSpec | None = None,
     loader: Loader = load_toy,
     gpus: float = 0,
+    unit_timeout_s: float = 600.0,
     max_restarts: int = 3,
     start_timeout_s: float = 60.0,
     notify: Callable[..., None] = lambda kind, **fields: None,
@@ -48,6 +52,7 @@ def toy_fleet(
         threads=1,
         num_gpus_per_worker=gpus,
         unit_tokens=UNIT_TOKENS,
+        unit_timeout_s=unit_timeout_s,
         max_restarts=max_restarts,
         start_timeout_s=start_timeout_s,
         loader=loader,
@@ -134,15 +139,53 @@ def test_a_fleet_that_cannot_load_its_engine_says_why(loader: Loader, error: typ
     assert "\n" not in str(caught.value)
 
 
-def test_a_unit_that_kills_three_workers_is_named_and_the_others_were_answered_before() -> None:
-    requests = [*toy_requests(30), toy_request("poison")]
+def answered_until_it_fails(fleet: Fleet, requests: list[Request], message: str) -> list[int]:
+    """The positions that a map answered, in order, before it raised."""
     answered: list[int] = []
-    with (
-        toy_fleet(workers=2, max_restarts=5) as fleet,
-        pytest.raises(MeasurementError, match="3 workers in a row died while they measured toy/poison; the last: "),
-    ):
+    with pytest.raises(MeasurementError, match=message) as caught:
         answered.extend(position for positions, _ in fleet.map(requests) for position in positions)
-    assert sorted(answered) == list(range(30))
+    assert "\n" not in str(caught.value)
+    return sorted(answered)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_its_unit", "reason"), [("poison", 4, "ActorDiedError"), ("hang", 1, "hung: no answer")]
+)
+def test_a_request_that_kills_or_hangs_its_workers_is_quarantined_and_all_others_are_answered(
+    name: str, in_its_unit: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = [*toy_requests(20), toy_request(name), *toy_requests(in_its_unit - 1, first=20)]
+    events: list[dict[str, object]] = []
+    with toy_fleet(
+        workers=2, unit_timeout_s=1.0, notify=lambda kind, **fields: events.append({"event": kind, **fields})
+    ) as fleet:
+        answered = answered_until_it_fails(
+            fleet, requests, f"^1 request killed 3 workers each and could not be measured: toy/{name} under none; "
+        )
+        assert sorted(answered) == [position for position in range(20 + in_its_unit) if position != 20]
+        assert len(list(fleet.map(toy_requests(20)))) == 2, "the fleet is fit for more"
+    quarantined = [event for event in events if event["event"] == "quarantined"]
+    assert [(event["task"], event["item"], event["ablation"]) for event in quarantined] == [("toy", name, "")]
+    assert str(quarantined[0]["reason"]).startswith(reason)
+    assert [record.message for record in caplog.records if "quarantined" in record.message] == [
+        f"quarantined: toy/{name} under none; it killed all of the 3 workers it was given to"
+    ]
+
+
+def test_an_engine_that_dies_on_everything_ends_the_map_before_every_request_was_tried() -> None:
+    requests = [toy_request("poison") for _ in range(30)]
+    with toy_fleet(workers=2, max_restarts=1) as fleet:
+        assert answered_until_it_fails(fleet, requests, "3 workers died and nothing was measured in between") == []
+
+
+def test_a_fleet_starts_no_more_workers_than_there_are_full_units_and_grows_with_the_work() -> None:
+    with toy_fleet(workers=2, spec=toy_spec(delay_s=0.1)) as fleet:
+        assert fleet.placements == []
+        list(fleet.map(toy_requests(3)))
+        assert len(fleet.placements) == 1
+        answers = list(fleet.map(toy_requests(200)))
+        assert len(fleet.placements) == 2
+        assert sum(len(outcomes) for _, outcomes in answers) == 200
 
 
 def test_an_engine_that_does_not_load_in_time_is_reported() -> None:
@@ -155,8 +198,9 @@ def test_an_engine_that_does_not_load_in_time_is_reported() -> None:
 
 def test_a_fleet_that_finds_no_place_in_time_says_what_it_waits_for() -> None:
     cores = len(os.sched_getaffinity(0))
-    with toy_fleet(workers=cores) as first:
-        list(first.map(toy_requests(100)))
+    with toy_fleet(workers=cores, spec=toy_spec(delay_s=0.1)) as first:
+        list(first.map(toy_requests(200)))
+        assert len(first.placements) == cores
         with (
             toy_fleet(workers=1, start_timeout_s=2) as second,
             pytest.raises(
@@ -166,14 +210,20 @@ def test_a_fleet_that_finds_no_place_in_time_says_what_it_waits_for() -> None:
             list(second.map(toy_requests(3)))
 
 
-def test_more_workers_than_the_cluster_has_room_for_are_refused_at_once() -> None:
+def test_more_workers_than_the_cluster_has_room_for_are_not_asked_for_and_said_to_be_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cores = len(os.sched_getaffinity(0))
-    with pytest.raises(UsageError, match=rf"{cores + 1} workers with 1 core each .* room for {cores} \(machines: "):
-        toy_fleet(workers=cores + 1).__enter__()
+    with toy_fleet(workers=cores + 1) as fleet:
+        assert sum(len(outcomes) for _, outcomes in fleet.map(toy_requests(100))) == 100
+        assert len(fleet.placements) <= cores
+    assert [record.message for record in caplog.records] == [
+        f"{cores + 1} workers were asked for and the cluster has room for {cores}"
+    ]
 
 
 def test_a_worker_with_a_gpu_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UsageError, match=r"1 worker with 1 core and 4096 GPU each .* room for 0"):
+    with pytest.raises(UsageError, match=r"asks for 1 core and 4096 GPU, which no machine .* has \(machines: "):
         toy_fleet(workers=1, gpus=4096).__enter__()
 
 
@@ -184,6 +234,30 @@ def test_fleets_follow_one_another_on_one_ray_and_leave_it_running() -> None:
         with toy_fleet() as fleet:
             assert len(list(fleet.map(toy_requests(20)))) == 2
         assert ray.is_initialized()
+
+
+def test_two_fleets_side_by_side_share_the_places_and_the_first_gives_back_what_it_does_not_use() -> None:
+    cores = len(os.sched_getaffinity(0))
+    requests = toy_requests(200)
+    events: list[str] = []
+
+    def answers(fleet: Fleet) -> list[int]:
+        return sorted(position for positions, _ in fleet.map(requests) for position in positions)
+
+    slow = toy_spec(delay_s=0.1)
+    first = toy_fleet(workers=cores, spec=slow, notify=lambda kind, **fields: events.append(kind))
+    second = toy_fleet(workers=cores, spec=slow)
+    with first, second, ThreadPoolExecutor(1) as other:
+        assert answers(first) == list(range(200))
+        held = len(first.placements)
+        waiting = other.submit(answers, second)
+        while not waiting.done():  # as a study goes on, stage after stage
+            assert len(list(first.map(toy_requests(1)))) == 1
+            time.sleep(0.1)
+        assert waiting.result() == list(range(200))
+        assert (held, len(first.placements)) == (cores, 1)
+        assert len(second.placements) == cores - 1
+    assert events.count("worker_ended") == cores
 
 
 def test_a_map_that_was_left_half_way_does_not_disturb_the_next() -> None:

@@ -74,6 +74,50 @@ def test_a_terminal_gets_a_bar_with_counts_and_rate() -> None:
     assert "15.0/s" in shown
 
 
+def test_lines_tell_how_many_workers_are_up_and_what_is_new_of_the_best_heads() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(None, stream, clock)
+    with progress.stage("naming", 400):
+        progress.event("worker_ready", alive=2)
+        progress.note("antonyms L4H2")
+        for alive in (2, 1, 1):
+            progress.event("worker_lost", alive=alive)
+            clock.now += 5
+            progress.advance(100)
+        progress.note("antonyms L4H2 L5H1")
+        progress.advance(100)
+    assert stream.getvalue().splitlines() == [
+        "naming: 100/400, 20.0/s, 15 s left, 2 workers; best so far: antonyms L4H2",
+        "naming: 200/400, 20.0/s, 10 s left, 1 worker",
+        "naming: 300/400, 20.0/s, 5 s left, 1 worker",
+        "naming: 400 requests in 15 s; best so far: antonyms L4H2 L5H1",
+    ]
+
+
+def test_a_terminal_shows_workers_and_best_heads_that_were_known_before_the_stage_or_came_within_it() -> None:
+    stream = Terminal()
+    progress = Progress(None, stream, Clock())
+    progress.event("worker_ready", alive=3)
+    progress.note("counting L7H0")
+    with progress.stage("naming", 10):
+        pass
+    before = stream.getvalue()
+    assert "3 workers" in before
+    assert "counting L7H0" in before
+    with progress.stage("naming", 10):
+        progress.event("worker_lost", alive=1)
+        progress.note("counting [L7H1]")
+    assert "1 worker" in stream.getvalue().removeprefix(before)
+    assert "counting [L7H1]" in stream.getvalue().removeprefix(before)
+
+
+def test_what_is_best_is_recorded_when_it_changes(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "events.jsonl", io.StringIO(), Clock())
+    for best in ("L1H1", "L1H1", "L2H2"):
+        progress.note(best)
+    assert [event["text"] for event in read(tmp_path / "events.jsonl")] == ["L1H1", "L2H2"]
+
+
 def test_every_event_is_one_json_line_with_a_utc_time_and_on_disk_at_once(tmp_path: Path) -> None:
     path = tmp_path / "out" / "events.jsonl"
     progress = Progress(path, io.StringIO(), Clock())

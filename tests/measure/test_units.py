@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Request
-from cs_localize.measure.units import Unit, UnitQueue, request_tokens
+from cs_localize.measure.units import Patience, Unit, UnitQueue, full_units, request_name, request_tokens
 from tests.measure.toy import toy_item, toy_request, toy_requests
 
 
@@ -82,6 +83,70 @@ def test_generating_may_take_all_tokens_it_is_allowed() -> None:
     assert request_tokens(generated) == len(request.prompt_ids) + 30
 
 
-def test_a_unit_names_three_of_its_items_and_how_many_more() -> None:
-    unit = drain(UnitQueue(toy_requests(8), 6000, 1))[0]
-    assert unit.items == "toy/0, toy/1, toy/2 and 1 more"
+def culprits(n: int, poisoned: set[int]) -> tuple[UnitQueue, list[int], int]:
+    """A queue worked off by an engine that dies on some requests; what was answered, in order, and how many deaths."""
+    queue = UnitQueue([long_request(10) for _ in range(n)], 80, 1)
+    answered: list[int] = []
+    deaths = 0
+    while (unit := queue.take()) is not None:
+        if poisoned & set(unit.positions):
+            deaths += 1
+            queue.blame(unit)
+        else:
+            queue.finish(unit)
+            answered += unit.positions
+    assert queue.unfinished == 0
+    return queue, answered, deaths
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 39), max_size=3))
+def test_whatever_kills_its_workers_is_left_out_and_everything_else_is_answered_once(n: int, bad: set[int]) -> None:
+    poisoned = {position for position in bad if position < n}
+    queue, answered, _ = culprits(n, poisoned)
+    assert sorted(answered) == sorted(set(range(n)) - poisoned)
+    assert len(queue.quarantined) == len(poisoned)
+
+
+def test_a_request_is_found_by_halving_after_everything_else_was_answered() -> None:
+    _, answered, deaths = culprits(40, {3})
+    assert answered[:32] == list(range(8, 40))
+    assert deaths == 3 + 2 + 3, "the unit of eight, its halves of four and two, and the request alone"
+
+
+def test_a_unit_that_lost_two_workers_by_chance_stays_whole_and_first() -> None:
+    queue = UnitQueue([long_request(10) for _ in range(4)], 20, 1)
+    unit = queue.take()
+    assert unit is not None
+    for _ in range(2):
+        assert queue.blame(unit) is None
+        assert queue.take() is unit
+    assert queue.finish(unit)
+    assert (queue.unfinished, len(queue), queue.quarantined) == (1, 1, [])
+
+
+def test_the_late_answer_of_a_unit_that_was_halved_is_discarded() -> None:
+    queue = UnitQueue([long_request(10) for _ in range(4)], 40, 1)
+    unit = queue.take()
+    assert unit is not None
+    for _ in range(3):
+        queue.blame(unit)
+    assert not queue.finish(unit)
+    assert (queue.unfinished, queue.discarded) == (2, 4)
+
+
+def test_patience_is_ten_times_the_pace_so_far_and_never_less_than_its_floor() -> None:
+    patience = Patience(30.0)
+    small, large = (Unit(range(1), [long_request(tokens)]) for tokens in (100, 1000))
+    assert patience.seconds(large) == 30.0
+    patience.saw(small, 1.0)
+    assert patience.seconds(small) == 30.0
+    assert patience.seconds(large) == pytest.approx(100.0)
+
+
+def test_there_is_a_full_unit_for_a_worker_where_there_are_tokens_for_it() -> None:
+    requests = [long_request(10) for _ in range(7)]
+    assert [full_units(requests, tokens) for tokens in (1000, 70, 69, 20)] == [1, 1, 2, 4]
+
+
+def test_a_request_is_named_by_task_item_and_ablation() -> None:
+    assert request_name(toy_request("poison")) == "toy/poison under none"

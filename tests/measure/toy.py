@@ -24,8 +24,8 @@ class ToyEngine:
     """Scores are a hash of the request; ``text`` names the process that answered.
 
     Resources: ``delay_s`` for each call; ``log``, a file that gets the key of every request measured. An item called
-    ``poison`` kills the process, ``wrong`` raises MeasurementError, ``bug`` raises ZeroDivisionError, ``short`` makes
-    the engine return one outcome too few and ``nan`` a score that is not a number.
+    ``poison`` kills the process, ``hang`` never comes back, ``wrong`` raises MeasurementError, ``bug`` raises
+    ZeroDivisionError, ``short`` makes the engine return one outcome too few and ``nan`` a score that is not a number.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -42,6 +42,8 @@ class ToyEngine:
         names = {request.item.id for request in requests}
         if "poison" in names:
             os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in names:
+            time.sleep(3600)
         if "wrong" in names:
             raise MeasurementError("the canary is off")
         if "bug" in names:
