@@ -212,6 +212,8 @@ class StudyConfig(_Section):
         unknown = sorted(set(self.crosscheck.tasks or ()) - set(self.tasks))
         if unknown:
             raise ValueError(f"crosscheck.tasks names {', '.join(unknown)}, which is not in tasks")
+        if len(set(self.crosscheck.tasks or ())) < len(self.crosscheck.tasks or ()):
+            raise ValueError("crosscheck.tasks names a task twice")
         return self
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from cs_localize.recover import (
     specificity,
     universal_heads,
 )
+from cs_localize.seeds import stream
 
 _FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
 
@@ -61,12 +61,6 @@ class SearchResult:
     def named(self) -> dict[str, tuple[Head, ...]]:
         """The named heads by task."""
         return {task: tuple(map(Head.parse, finding.named)) for task, finding in self.findings.items()}
-
-
-def generator(seed: int, *purpose: str) -> np.random.Generator:
-    """A generator of its own for every purpose, so that adding a task leaves the masks of the others as they were."""
-    digest = hashlib.sha256("|".join((str(seed), *purpose)).encode()).digest()
-    return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
 
 
 @dataclass(frozen=True)
@@ -121,11 +115,11 @@ class Search:
             for task in table.tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
-        fit = held_back_fit(table, solver, generator(self.config.seed, "fit"))
+        fit = held_back_fit(table, solver, stream(self.config.seed, "fit"))
         findings = {}
         for number, task in enumerate(table.tasks):
             heads = np.array([self.shape.index(head) for head in candidates[task]])
-            rng = generator(self.config.seed, "bootstrap", task)
+            rng = stream(self.config.seed, "bootstrap", task)
             intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
             findings[task] = TaskFinding(
                 named=[str(head) for head in namings[task].kept],
@@ -168,7 +162,7 @@ class Search:
                 len(items),
                 pilot.requests_a_layer,
                 min(pilot.heads_a_mask, self.shape.heads),
-                generator(self.config.seed, "pilot", task),
+                stream(self.config.seed, "pilot", task),
             )
             for task, items in self.items.items()
         }
@@ -187,7 +181,7 @@ class Search:
                 design.requests - spent,
                 len(items),
                 design.block,
-                generator(self.config.seed, "design", task),
+                stream(self.config.seed, "design", task),
             )
             whole[task] = drawn
             if pilots:

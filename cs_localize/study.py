@@ -36,7 +36,8 @@ from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.recover import make_solver
 from cs_localize.report import write_report
-from cs_localize.search import Search, SearchResult, generator
+from cs_localize.search import Search, SearchResult
+from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
 from cs_localize.tasks import Task, get_task
 
@@ -211,7 +212,7 @@ class _Study:
 
     def _locate(self, task: str, found: SearchResult) -> NeuronSet:
         named = found.named[task]
-        drawn = random_heads(named, self._session.shape, generator(self._config.seed, "attribution", task))
+        drawn = random_heads(named, self._session.shape, stream(self._config.seed, "attribution", task))
         with self._progress.stage(f"neurons: {task}", 1):
             neurons, _ = run_on_worker(
                 locate_neurons_from_spec,

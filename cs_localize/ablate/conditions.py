@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from cs_localize.ablate.heads import check_spelling, group_name, read_heads
 from cs_localize.confirm import random_heads
-from cs_localize.confirm.stats import stream
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.seeds import stream
 
 KINDS = ("together", "single", "cumulative", "leave-one-out", "kv-groups", "layers")
 """The ways to make head sets of a list of heads; random controls are drawn besides."""

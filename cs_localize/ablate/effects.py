@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from cs_localize.confirm.stats import mcnemar_exact, paired_bootstrap, stream, wilson
+from cs_localize.confirm.stats import mcnemar_exact, paired_bootstrap, wilson
 from cs_localize.findings import Interval
+from cs_localize.seeds import stream
 
 _RESAMPLES = 2000
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cs_localize.confirm.stats import Flags, Pair, mean_drop, paired_bootstrap, stream
+from cs_localize.confirm.stats import Flags, Pair, mean_drop, paired_bootstrap
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Measurer
 from cs_localize.outcomes import Item
+from cs_localize.seeds import stream
 
 BASELINE = Ablation()
 Cell = tuple[str, Ablation]

@@ -9,7 +9,7 @@ import numpy as np
 
 from cs_localize.config import CrosscheckConfig
 from cs_localize.confirm.answers import Answers, Cell, ask, controls_of
-from cs_localize.confirm.stats import Pair, spread, stream
+from cs_localize.confirm.stats import Pair, spread
 from cs_localize.confirm.verdict import Handle, verdict
 from cs_localize.errors import UsageError
 from cs_localize.findings import (
@@ -25,6 +25,7 @@ from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.protocol import Measurer
 from cs_localize.neurons.sets import random_neurons
 from cs_localize.outcomes import Item
+from cs_localize.seeds import stream
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -16,17 +15,6 @@ Flags = NDArray[np.bool_]
 Pair = tuple[Flags, Flags]
 
 _TAILS = (0.025, 0.975)
-
-
-def stream(seed: int, *names: str) -> np.random.Generator:
-    """A generator of its own for every purpose, so that what one purpose draws leaves the others alone.
-
-    Args:
-        seed: the study's seed.
-        names: what the numbers are for.
-    """
-    digest = hashlib.sha256("|".join(names).encode()).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
 
 
 def paired_bootstrap(baseline: Flags, ablated: Flags, draws: int, rng: np.random.Generator) -> tuple[float, float]:

@@ -19,7 +19,11 @@ _LOG = logging.getLogger("cs_localize")
 
 def home() -> Path:
     """Where models are kept: ``CS_LOCALIZE_HOME``, or ``~/.cache/cs_localize``."""
-    return Path(os.environ.get("CS_LOCALIZE_HOME") or "~/.cache/cs_localize").expanduser().resolve()
+    folder = os.environ.get("CS_LOCALIZE_HOME") or "~/.cache/cs_localize"
+    try:
+        return Path(folder).expanduser().resolve()
+    except RuntimeError:
+        raise UsageError(f"there is no home folder for '{folder}'; set CS_LOCALIZE_HOME to a folder") from None
 
 
 def model_directory(name: str, recipe: str) -> Path:

@@ -17,7 +17,6 @@ from cs_localize.confirm.stats import (
     mean_drop,
     paired_bootstrap,
     spread,
-    stream,
     wilson,
 )
 from cs_localize.errors import UsageError
@@ -152,12 +151,6 @@ def test_holm_rejects_what_stepping_down_by_hand_rejects(p: list[float], level: 
 
 def test_spread_leaves_out_a_fortieth_at_each_end() -> None:
     assert spread([float(i) for i in range(41)]) == pytest.approx((1.0, 39.0))
-
-
-def test_streams_differ_by_name_and_repeat_by_seed() -> None:
-    draws = [stream(seed, *names).random() for seed, *names in ((1, "a"), (1, "b"), (2, "a"), (1, "a", "b"))]
-    assert len(set(draws)) == 4
-    assert stream(1, "a").random() == draws[0]
 
 
 @pytest.mark.parametrize(
