@@ -16,6 +16,7 @@ from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.submit.verbs import add_job_verbs
 
 _ENGINES = ("vllm", "hf")
 _LONGEST = 1500  # characters of a message
@@ -105,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     ablate.add_argument("--json", action="store_true", help="print JSON instead of a table")
     ablate.set_defaults(run=_ablate)
 
+    crosscheck = verbs.add_parser("crosscheck", help="set the heads of a finished study against neurons")
+    crosscheck.add_argument("study", type=Path, metavar="STUDY_DIR", help="the study's folder")
+    crosscheck.add_argument("--tasks", help="task names with commas between (default: as the study says, or all)")
+    crosscheck.set_defaults(run=_crosscheck)
+
+    add_job_verbs(verbs)
+
     tasks = verbs.add_parser("tasks", help="list the tasks")
     tasks.set_defaults(run=_tasks)
     models = verbs.add_parser("models", help="list the built-in models")
@@ -160,7 +168,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     effects = ablate(
         arguments.model,
         Ablation.decode(arguments.heads),
-        [name.strip() for name in arguments.tasks.split(",") if name.strip()],
+        _names(arguments.tasks),
         limit=arguments.limit,
         seed=arguments.seed,
         engine=EngineConfig(name=arguments.engine, workers=arguments.workers),
@@ -169,6 +177,21 @@ def _ablate(arguments: argparse.Namespace) -> int:
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
     return 0
+
+
+def _crosscheck(arguments: argparse.Namespace) -> int:
+    from cs_localize.crosscheck import crosscheck_study
+    from cs_localize.report import summary_lines
+
+    tasks = None if arguments.tasks is None else _names(arguments.tasks)
+    result = crosscheck_study(arguments.study, tasks)
+    print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
+    print(f"\nreport: {result.report}")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
