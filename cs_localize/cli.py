@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType
 
 from cs_localize import __version__
+from cs_localize.ablate_verb import add_ablate
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.submit.verbs import add_job_verbs
 
-_ENGINES = ("vllm", "hf")
 _LONGEST = 1500  # characters of a message
 
 
@@ -93,18 +93,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_set(run)
     run.set_defaults(run=_run)
 
-    ablate = verbs.add_parser("ablate", help="measure tasks with given heads or neurons scaled")
-    ablate.add_argument("--model", required=True, help="a directory, a hub id or a built-in model")
-    ablate.add_argument("--heads", required=True, help="such as L4H2,L7H0=0.5,L3N120; no factor means 0")
-    ablate.add_argument("--tasks", required=True, help="task names with commas between")
-    ablate.add_argument("--limit", type=int, help="most items a task")
-    ablate.add_argument("--seed", type=int, default=0, help="seed of the split into search and held-out items")
-    ablate.add_argument("--engine", choices=_ENGINES, default="vllm", help="who answers (default: %(default)s)")
-    ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
-    ablate.add_argument("--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder)")
-    ablate.add_argument("--log-samples", type=Path, metavar="FILE", help="write every answer, one JSON object a line")
-    ablate.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    ablate.set_defaults(run=_ablate)
+    sweep = verbs.add_parser("sweep", help="run a grid of studies: models x task sets x methods on one ledger")
+    sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")
+    sweep.add_argument("--out", type=Path, help="the grid's folder (default: runs/ and the file's name)")
+    sweep.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="override an option of the grid, such as base.seed=1",
+    )
+    sweep.set_defaults(run=_sweep)
+
+    add_ablate(verbs)
 
     crosscheck = verbs.add_parser("crosscheck", help="set the heads of a finished study against neurons")
     crosscheck.add_argument("study", type=Path, metavar="STUDY_DIR", help="the study's folder")
@@ -157,26 +158,13 @@ def _run_study(study: Path, out: Path, overrides: list[str], command: list[str])
     return 0
 
 
-def _ablate(arguments: argparse.Namespace) -> int:
-    from cs_localize.ablate import ablate, effects_json, effects_table
-    from cs_localize.config import EngineConfig
-    from cs_localize.heads import Ablation
-    from cs_localize.models import home
+def _sweep(arguments: argparse.Namespace) -> int:
+    from cs_localize.grid import load_grid, run_grid
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise UsageError(f"--workers {arguments.workers}: at least 1 is needed")
-    effects = ablate(
-        arguments.model,
-        Ablation.decode(arguments.heads),
-        _names(arguments.tasks),
-        limit=arguments.limit,
-        seed=arguments.seed,
-        engine=EngineConfig(name=arguments.engine, workers=arguments.workers),
-        ledger=arguments.ledger or home() / "ledger",
-        samples=arguments.log_samples,
-    )
-    print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
-    return 0
+    out = arguments.out or Path("runs") / arguments.grid.stem
+    result = run_grid(load_grid(arguments.grid, out, tuple(arguments.set)), out)
+    print("\n".join(result.summary_lines()))
+    return 1 if result.failed else 0
 
 
 def _crosscheck(arguments: argparse.Namespace) -> int:

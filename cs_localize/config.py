@@ -224,7 +224,7 @@ def parse_study(data: object, source: str = "study") -> StudyConfig:
     try:
         return StudyConfig.model_validate(data)
     except ValidationError as error:
-        raise UsageError(f"{source}: {_first_problem(error)}") from None
+        raise UsageError(f"{source}: {first_problem(error)}") from None
 
 
 def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
@@ -233,17 +233,24 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
     Raises:
         UsageError: if the file is missing, is not YAML or does not describe a study.
     """
+    return parse_study(read_options(path, overrides), str(path))
+
+
+def read_options(path: Path, overrides: tuple[str, ...] = (), what: str = "study") -> object:
+    """What a YAML file of options holds, with the ``a.b=c`` overrides applied.
+
+    Raises:
+        UsageError: if the file is missing or is not YAML, or an override is malformed.
+    """
     try:
         data = _read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"no study file at {path}") from None
+        raise UsageError(f"no {what} file at {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     except _YAML_PROBLEMS as error:
         raise UsageError(f"{path} is not valid YAML: {_one_line(error)}") from None
-    if isinstance(data, dict):
-        data = apply_overrides(data, overrides)
-    return parse_study(data, str(path))
+    return apply_overrides(data, overrides) if isinstance(data, dict) else data
 
 
 def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -311,7 +318,8 @@ def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
         _refuse_repeated_keys(inner, seen)
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with some options, in one line."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -14,7 +14,6 @@ from cs_localize.measure.progress import Progress
 from cs_localize.report import write_report
 from cs_localize.session import open_session
 from cs_localize.study import Study, StudyResult, check_study, load_result
-from cs_localize.tasks import get_task
 
 
 def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResult:
@@ -41,8 +40,7 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
     config = parse_study(
         {**config.model_dump(mode="json"), "crosscheck": {**config.crosscheck.model_dump(), **section}}
     )
-    check_study(config)
-    known = {name: get_task(name) for name in (*config.tasks, *config.controls)}
+    known = check_study(config)
     with closing(Progress(out / "events.jsonl")) as progress:
         ledger = Path(config.ledger or out / "ledger")
         with open_session(config.model, config.engine, tuple(known), ledger, progress) as session:

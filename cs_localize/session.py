@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from cs_localize.config import EngineConfig
@@ -18,7 +19,7 @@ from cs_localize.measure import planted
 from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.fleet import Fleet
 from cs_localize.measure.ledger import Ledger
-from cs_localize.measure.measurer import LedgerMeasurer
+from cs_localize.measure.measurer import Answering, LedgerMeasurer
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import Encoder, ItemEncoder, WordEncoder
@@ -89,9 +90,61 @@ def open_session(
         LedgerError: if the ledger is damaged or in use.
     """
     spec, encoder = engine_spec(model, engine, tasks)
-    book = Ledger(ledger)
-    with RaySession():
+    with Bench(ledger) as bench, bench.session(spec, encoder, engine, progress) as session:
+        yield session
+
+
+class Bench:
+    """Sessions one after another on one ledger, which is read once and stays locked.
+
+    A fleet outlives the session that started it: the next one of the same engine finds its models loaded. One that is
+    not needed any more, or whose session failed, is ended.
+
+    Args:
+        ledger: folder of the ledger.
+
+    Raises:
+        UsageError: on entering, if there is no cluster.
+        LedgerError: if the ledger is damaged or in use.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = Ledger(ledger)
+        self._stack = ExitStack()
+        self._fleet: Answering | None = None
+        self._made_for: tuple[EngineSpec, EngineConfig] | None = None
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Bench:
+        with ExitStack() as stack:
+            stack.enter_context(RaySession())
+            stack.enter_context(self._ledger.lock())
+            stack.callback(self._end_fleet)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def session(
+        self, spec: EngineSpec, encoder: ItemEncoder, engine: EngineConfig, progress: Progress
+    ) -> Iterator[Session]:
+        """One session; those before it must have ended.
+
+        Args:
+            spec: the engine, as ``engine_spec`` gives it.
+            encoder: what tokenizes for it.
+            engine: how many of it.
+            progress: shows and records how far it is.
+
+        Raises:
+            UsageError: if the cluster cannot hold the engines.
+        """
         workers, threads, gpus = fleet_size(engine)
+        self._progress = progress
 
         def fleet() -> Fleet:
             return Fleet(
@@ -100,11 +153,27 @@ def open_session(
                 threads,
                 num_gpus_per_worker=gpus,
                 unit_tokens=engine.unit_tokens,
-                notify=progress.event,
+                notify=self._notify,
             )
 
-        with LedgerMeasurer(spec, book, fleet, encoder, progress) as measurer:
+        if self._made_for != (spec, engine):
+            self._end_fleet()
+        with LedgerMeasurer(spec, self._ledger, fleet, encoder, progress) as measurer:
+            if self._fleet is not None:
+                measurer.take_over(self._fleet)
+                self._fleet = None  # if the session fails, the measurer ends it
             yield Session(spec, spec.shape, measurer, workers * threads)
+            self._fleet, self._made_for = measurer.hand_over(), (spec, engine)
+
+    def _notify(self, kind: str, **fields: object) -> None:
+        """Tells the session of the day; the fleet may have been started by an earlier one."""
+        if self._progress is not None:
+            self._progress.event(kind, **fields)
+
+    def _end_fleet(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
 
 
 def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:

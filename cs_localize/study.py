@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,25 +62,30 @@ class StudyResult:
     report: Path
 
 
-def run_study(config: StudyConfig, out: Path, command: Sequence[str] = ()) -> StudyResult:
+def run_study(
+    config: StudyConfig,
+    out: Path,
+    command: Sequence[str] = (),
+    session: Callable[[Progress], AbstractContextManager[Session]] | None = None,
+) -> StudyResult:
     """Runs a study, or continues one: whatever the ledger holds is not measured again.
 
     Args:
         config: the study.
         out: its folder; made when missing.
         command: the command line that runs it, for the report.
+        session: opens the session, where several studies run on one ``Bench``; by default the study has its own.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had; what was measured stays in the ledger.
     """
-    tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
-    check_study(config)
+    tasks = check_study(config)
     _make_folder(out)
     with closing(Progress(out / "events.jsonl")) as progress:
-        ledger = Path(config.ledger or out / "ledger")
-        with open_session(config.model, config.engine, tuple(tasks), ledger, progress) as session:
+        opened = session(progress) if session else _own_session(config, out, tuple(tasks), progress)
+        with opened as current:
             _clear(config, out)  # under the ledger's lock: a second run into this folder has no say in it
-            study = Study(config, out, tasks, session, progress)
+            study = Study(config, out, tasks, current, progress)
             found = study.search()
             heads = study.write_heads(found, command)
             confirm = study.confirm(found) if config.confirm.enabled else None
@@ -244,11 +249,26 @@ class Study:
         return self._session.measurer.measure(again, "noise")[::-1]
 
 
-def check_study(config: StudyConfig) -> None:
-    """Refuses what the study file's own validation cannot see, before anything is spent."""
+def check_study(config: StudyConfig) -> dict[str, Task]:
+    """Refuses what the study file's own validation cannot see, before anything is spent.
+
+    Returns:
+        The tasks and controls by name.
+
+    Raises:
+        UsageError: if there is no such task, or the solver or the engine cannot do what is asked.
+    """
+    tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
     make_solver(config.solver.name, **config.solver.options)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
+    return tasks
+
+
+def _own_session(
+    config: StudyConfig, out: Path, tasks: Sequence[str], progress: Progress
+) -> AbstractContextManager[Session]:
+    return open_session(config.model, config.engine, tasks, Path(config.ledger or out / "ledger"), progress)
 
 
 def _make_folder(out: Path) -> None:

@@ -160,11 +160,28 @@ class LedgerMeasurer:
         if self._fleet is None:
             return
         try:
-            for worker, evidence in enumerate(self._fleet.evidence()):
-                self._progress.event("evidence", worker=worker, **evidence)
+            self._record_evidence(self._fleet)
             self._progress.event("fleet_closed", discarded=self._fleet.discarded + self._ledger.discarded)
         finally:
             self._close_fleet()
+
+    def take_over(self, fleet: Answering) -> None:
+        """Uses a fleet of this engine that runs already."""
+        self._fleet = fleet
+        self._progress.event("fleet_taken_over")
+
+    def hand_over(self) -> Answering | None:
+        """Records the fleet's evidence and lets go of it without ending it; None if none runs."""
+        fleet = self._fleet
+        if fleet is not None:
+            self._record_evidence(fleet)
+            self._progress.event("fleet_handed_over", discarded=fleet.discarded + self._ledger.discarded)
+        self._fleet = None
+        return fleet
+
+    def _record_evidence(self, fleet: Answering) -> None:
+        for worker, evidence in enumerate(fleet.evidence()):
+            self._progress.event("evidence", worker=worker, **evidence)
 
     def _measure_missing(self, missing: Sequence[Request], count: StageCount) -> None:
         if self._fleet is None:

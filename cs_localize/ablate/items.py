@@ -1,0 +1,81 @@
+"""What an ablation is measured on, and what a finished study offers to ablate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cs_localize.config import EngineConfig, StudyConfig, load_study
+from cs_localize.errors import UsageError
+from cs_localize.findings import HeadsFile, read_file
+from cs_localize.outcomes import Item
+from cs_localize.tasks import get_task
+
+
+@dataclass(frozen=True)
+class StudyHeads:
+    """What a study offers to an ablation.
+
+    Attributes:
+        study: the study's own file.
+        heads: its named heads by task, for tasks that have some, and its universal heads under ``universal``.
+        engine: the engine it was measured with.
+    """
+
+    study: StudyConfig
+    heads: dict[str, str]
+    engine: EngineConfig
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Its tasks and controls."""
+        return (*self.study.tasks, *self.study.controls)
+
+    def held_out(self, tasks: Sequence[str] = (), limit: int | None = None) -> dict[str, tuple[Item, ...]]:
+        """Items that its search did not see, by task; without names, of all its tasks and controls."""
+        study = self.study
+        return held_out(tasks or self.tasks, study.seed, limit, study.search_items, study.held_out_items)
+
+
+def of_study(folder: Path) -> StudyHeads:
+    """Reads a finished study.
+
+    Raises:
+        CsLocalizeError: if the folder holds none, or it named no heads.
+    """
+    found = read_file(folder / "heads.json", HeadsFile)
+    study = load_study(folder / "study.yaml")
+    heads = {task: ",".join(finding.named) for task, finding in found.tasks.items() if finding.named}
+    if found.universal:
+        heads["universal"] = ",".join(found.universal)
+    if not heads:
+        raise UsageError(f"the study in {folder} named no heads; give some with --heads")
+    engine = study.engine
+    if engine.name == "planted":
+        planted = {"tasks": sorted((*study.tasks, *study.controls)), **engine.planted}
+        engine = engine.model_copy(update={"planted": planted})  # whatever is asked, the model is the study's
+    return StudyHeads(study, heads, engine)
+
+
+def held_out(
+    tasks: Sequence[str],
+    seed: int = 0,
+    limit: int | None = None,
+    search_items: int | None = None,
+    held_out_items: int | None = None,
+) -> dict[str, tuple[Item, ...]]:
+    """The held-out items of a study with this seed and these sizes, at most ``limit`` a task.
+
+    Raises:
+        UsageError: if there is no such task, none is named, or a number makes no sense.
+    """
+    if not tasks:
+        raise UsageError("name at least one task; 'cs-localize tasks' lists them")
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: ask for at least 1 item")
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: at least 0 is needed")
+    return {
+        name: get_task(name).split(seed, search_items, held_out_items).held_out[:limit] for name in dict.fromkeys(tasks)
+    }

@@ -1,0 +1,115 @@
+"""The verb ``ablate``: one ablation, or a grid of them. Imports nothing heavy before it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cs_localize.errors import UsageError
+
+_ENGINES = ("vllm", "hf")
+
+
+def add_ablate(verbs: Any) -> None:
+    """Adds the verb to the command line's verbs, the object that ``add_subparsers`` returns."""
+    ablate = verbs.add_parser("ablate", help="measure tasks with given heads or neurons scaled, or a grid of head sets")
+    ablate.add_argument("--model", help="a directory, a hub id or a built-in model (default: that of --heads-from)")
+    given = ablate.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "--heads", help="such as L4H2,L7H0=0.5,L3N120; L4G1 is a KV group, L4 a layer; no factor means 0"
+    )
+    given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
+    ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")
+    ablate.add_argument("--limit", type=int, help="most items a task")
+    ablate.add_argument("--seed", type=int, default=0, help="seed of the split into search and held-out items")
+    ablate.add_argument("--engine", choices=_ENGINES, help="who answers (default: vllm, or as in --heads-from)")
+    ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
+    ablate.add_argument(
+        "--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder or --out)"
+    )
+    ablate.add_argument("--log-samples", type=Path, metavar="FILE", help="write every answer, one JSON object a line")
+    ablate.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    grid = ablate.add_argument_group("grids of ablations", "head sets x scales x tasks, written to a folder")
+    grid.add_argument("--out", type=Path, help="the folder: ablation.parquet and summary.csv")
+    grid.add_argument("--sets", help="together, single, cumulative, leave-one-out, kv-groups, layers; commas between")
+    grid.add_argument("--scales", help="factors, commas between (default: 0)")
+    grid.add_argument("--random", type=int, metavar="N", help="N random controls of the same layers for each head list")
+    grid.add_argument("--mode", choices=("generate", "score"), help="what is measured (default: generate)")
+    ablate.set_defaults(run=_ablate)
+
+
+def _ablate(arguments: argparse.Namespace) -> int:
+    from cs_localize.ablate import ablate, effects_json, effects_table
+    from cs_localize.config import EngineConfig
+    from cs_localize.models import home
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise UsageError(f"--workers {arguments.workers}: at least 1 is needed")
+    if arguments.heads is not None and (arguments.model is None or arguments.tasks is None):
+        raise UsageError("--heads needs --model and --tasks beside it")
+    wanted = ("out", "heads_from", "sets", "scales", "random", "mode")
+    if any(getattr(arguments, name) is not None for name in wanted):
+        return _ablate_grid(arguments)
+    effects = ablate(
+        arguments.model,
+        arguments.heads,
+        _names(arguments.tasks),
+        limit=arguments.limit,
+        seed=arguments.seed,
+        engine=EngineConfig(name=arguments.engine or "vllm", workers=arguments.workers),
+        ledger=arguments.ledger or home() / "ledger",
+        samples=arguments.log_samples,
+    )
+    print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
+    return 0
+
+
+def _ablate_grid(arguments: argparse.Namespace) -> int:
+    from cs_localize.ablate import AblationGrid, ablation_grid, effects_json, grid_table, held_out, of_study
+    from cs_localize.config import EngineConfig
+
+    if arguments.out is None:
+        raise UsageError("a grid of ablations goes into a folder; name it with --out")
+    if arguments.log_samples is not None:
+        raise UsageError("--log-samples is for one ablation; the answers of a grid are in its ablation.parquet")
+    tasks = _names(arguments.tasks or "")
+    engine = EngineConfig()
+    if arguments.heads_from is not None:
+        study = of_study(arguments.heads_from)
+        model, heads, engine = arguments.model or study.study.model, study.heads, study.engine
+        items = study.held_out(tasks, arguments.limit)
+    else:
+        model, heads = arguments.model, {"heads": arguments.heads}
+        items = held_out(tasks, arguments.seed, arguments.limit)
+    changes = {"name": arguments.engine, "workers": arguments.workers}
+    result = ablation_grid(
+        model,
+        AblationGrid(
+            heads,
+            _names(arguments.sets or "together"),
+            _numbers(arguments.scales or "0"),
+            arguments.random or 0,
+            arguments.seed,
+        ),
+        items,
+        out=arguments.out,
+        mode=arguments.mode or "generate",
+        engine=engine.model_copy(update={name: value for name, value in changes.items() if value is not None}),
+        ledger=arguments.ledger,
+    )
+    print(effects_json(result.effects) if arguments.json else "\n".join(grid_table(result.effects)))
+    if not arguments.json:
+        print(f"\nrows: {result.rows}\nsummary: {result.summary}")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in _names(text)]
+    except ValueError:
+        raise UsageError(f"--scales {text}: give numbers with commas between, such as 0,0.5,2") from None
