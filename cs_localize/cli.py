@@ -16,7 +16,7 @@ from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
-from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.errors import CsLocalizeError
 from cs_localize.submit.verbs import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
@@ -171,15 +171,11 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
     from cs_localize.crosscheck import crosscheck_study
     from cs_localize.report import summary_lines
 
-    tasks = None if arguments.tasks is None else _names(arguments.tasks)
+    tasks = None if arguments.tasks is None else [name.strip() for name in arguments.tasks.split(",") if name.strip()]
     result = crosscheck_study(arguments.study, tasks)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
     return 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _tasks(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,13 +16,14 @@ from zipfile import ZipFile
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
-from cs_localize.cli import main
+from cs_localize.cli import _parser, main
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.submit import Job, JobServer, connect, exit_code, plan_job, submit_job
 from cs_localize.submit import package as packages
 from cs_localize.submit.package import pack
 from tests.studies import planted, write_study
 
+ROOT = Path(__file__).parent.parent
 ADDRESS = "http://127.0.0.1:8265"
 
 
@@ -501,3 +503,26 @@ def test_ray_without_its_packages_for_jobs_is_one_line(monkeypatch: pytest.Monke
         pytest.raises(CsLocalizeError, match=r"ray\[default\]"),
     ):
         connect(address)
+
+
+# The documentation
+
+
+def test_every_job_is_documented_with_arguments_that_its_command_takes() -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("ray job submit ")]
+    documented = {}
+    for interpreter, script, verb, arguments in map(_job_line, lines):
+        assert interpreter == "python"
+        documented[script] = verb
+        assert callable(_parser().parse_args([verb, *arguments]).run)
+    assert documented.keys() == {f"jobs/{path.name}" for path in (ROOT / "jobs").glob("*.py")}
+    for script, verb in documented.items():
+        assert f'main(["{verb}", *sys.argv[1:]])' in (ROOT / script).read_text(encoding="utf-8")
+
+
+def _job_line(words: list[str]) -> tuple[str, str, str, list[str]]:
+    """Interpreter, script, verb and arguments of a documented submission."""
+    interpreter, script, *arguments = words[words.index("--") + 1 :]
+    verb = {"discover": "run"}.get(Path(script).stem, Path(script).stem)
+    return interpreter, script, verb, arguments
