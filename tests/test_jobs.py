@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies import command, planted, repeated_keys, wait_for, write_study
+from cs_localize.cli import main
+from tests.studies import planted, repeated_keys, wait_for, write_study
 
 pytestmark = pytest.mark.ray
 
@@ -62,53 +64,54 @@ def test_a_job_with_a_mistake_fails_with_one_line(cluster: str, tmp_path: Path) 
     assert "Traceback" not in job.stdout
 
 
-def test_submit_runs_a_study_once_and_returns_its_exit_code(cluster: str, tmp_path: Path) -> None:
+def test_submit_runs_a_study_once_and_returns_its_exit_code(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = write_study(tmp_path / "study.yaml", planted(design__requests=200, confirm__random_draws=1))
-    arguments = ("submit", str(study), "--out", str(tmp_path / "out"), "--address", cluster)
+    arguments = ("submit", str(study), "--out", str(tmp_path / "out"))
 
-    first = _command(*arguments)
+    code, log, told = _command(capsys, cluster, *arguments)
 
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert "named heads" in first.stdout
+    assert code == 0, log + told
+    assert "named heads" in log
     assert (tmp_path / "out" / "report.html").exists()
-    again = _command(*arguments)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "succeeded already; nothing new was started" in again.stderr
-    assert "named heads" in again.stdout
-    job = first.stderr.split()[2].removesuffix(":")
-    assert [line.split()[1] for line in _command("ls", "--address", cluster).stdout.splitlines() if job in line] == [
-        "SUCCEEDED"
-    ]
-    assert "SUCCEEDED, exit code 0" in _command("status", job, "--address", cluster).stdout
-    assert _command("logs", job, "--address", cluster).stdout == again.stdout
+    job = _started(told)
+    again, same_log, told = _command(capsys, cluster, *arguments)
+    assert (again, same_log) == (0, log)
+    assert f"job {job}: succeeded already; nothing new was started" in told
+    assert [job, "SUCCEEDED"] in [line.split()[:2] for line in _command(capsys, cluster, "ls")[1].splitlines()]
+    assert "SUCCEEDED, exit code 0" in _command(capsys, cluster, "status", job)[1]
+    assert _command(capsys, cluster, "logs", job)[1] == log
 
 
-def test_a_submitted_study_with_a_mistake_ends_with_exit_code_2(cluster: str, tmp_path: Path) -> None:
+def test_a_submitted_study_with_a_mistake_ends_with_exit_code_2(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = write_study(tmp_path / "study.yaml", planted(tasks=["antonymz"]))
 
-    done = _command("submit", str(study), "--out", str(tmp_path / "out"), "--address", cluster)
+    code, log, told = _command(capsys, cluster, "submit", str(study), "--out", str(tmp_path / "out"))
 
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "cs-localize: no task 'antonymz'" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    assert code == 2, log + told
+    assert "cs-localize: no task 'antonymz'" in log
+    assert "Traceback" not in log + told
 
 
-def test_a_job_that_was_stopped_is_continued_by_the_next_submission(cluster: str, tmp_path: Path) -> None:
-    study = write_study(
-        tmp_path / "study.yaml", planted(design__requests=200, confirm__enabled=False, engine__planted__delay_s=0.3)
-    )
-    arguments = ("submit", str(study), "--out", str(tmp_path / "out"), "--address", cluster)
+def test_a_job_that_was_stopped_is_continued_by_the_next_submission(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"design__requests": 200, "confirm__enabled": False, "engine__planted__delay_s": 0.3}
+    study = write_study(tmp_path / "study.yaml", planted(**changes))
+    arguments = ("submit", str(study), "--out", str(tmp_path / "out"))
     ledger = tmp_path / "out" / "ledger"
-    job = _command(*arguments, "--no-follow").stdout.strip()
+    job = _command(capsys, cluster, *arguments, "--no-follow")[1].strip()
     wait_for(lambda: any(ledger.glob("*.parquet")))
 
-    stopped = _command("stop", job, "--address", cluster)
+    assert _command(capsys, cluster, "stop", job)[1] == f"job {job}: stopped\n"
 
-    assert stopped.stdout == f"job {job}: stopped\n", stopped.stderr
     assert not (tmp_path / "out" / "heads.json").exists()
-    again = _command(*arguments)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert f"job {job}-2: started" in again.stderr
+    code, log, told = _command(capsys, cluster, *arguments)
+    assert code == 0, log + told
+    assert _started(told) == f"{job}-2"
     assert (tmp_path / "out" / "heads.json").exists()
     assert repeated_keys(ledger) == 0
 
@@ -139,10 +142,17 @@ def _submit(address: str, script: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
-def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=_environment(), capture_output=True, text=True, check=False, timeout=200
-    )
+def _command(capsys: pytest.CaptureFixture[str], address: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs a command about jobs: its exit code, what it printed, and what it told on the way."""
+    capsys.readouterr()
+    code = main([*arguments, "--address", address])
+    return code, *capsys.readouterr()
+
+
+def _started(told: str) -> str:
+    found = re.search(r"job (\S+): started", told)
+    assert found, told
+    return found.group(1)
 
 
 def _environment() -> dict[str, str]:
