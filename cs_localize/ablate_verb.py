@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from cs_localize.errors import UsageError
 
 _ENGINES = ("vllm", "hf")
 
 
-def add_ablate(verbs: Any) -> None:
+def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb to the command line's verbs, the object that ``add_subparsers`` returns."""
     ablate = verbs.add_parser("ablate", help="measure tasks with given heads or neurons scaled, or a grid of head sets")
     ablate.add_argument("--model", help="a directory, a hub id or a built-in model (default: that of --heads-from)")

@@ -72,7 +72,7 @@ def test_a_missing_study_file_is_one_line_and_exit_code_2(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--heads", "L4", "not a head"),
+        ("--heads", "L4Q2", "not a head"),
         ("--heads", "L0H0=x", "must be a number"),
         ("--heads", "L0H0,L0H0", "twice"),
         ("--tasks", "antonyms, antonymz", "no task 'antonymz'"),

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cs_localize.cli import main
+from cs_localize.ablate import AblationGrid
+from cs_localize.cli import _parser, main
+from cs_localize.grid import load_grid
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,6 +28,9 @@ SMALLER = (
 
 def commands(start: str) -> list[str]:
     return [line for line in LINES if line.startswith(start)]
+
+
+ALONE = [line for line in commands("cs-localize ablate") if "--out" not in line]
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
@@ -63,9 +68,20 @@ def test_the_run_commands_work_as_written_but_smaller(tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.vllm
 @pytest.mark.ray
-@pytest.mark.parametrize("line", [*commands("cs-localize ablate"), *commands("cs-localize doctor")])
+@pytest.mark.parametrize("line", [*ALONE, *commands("cs-localize doctor")])
 def test_the_ablate_and_doctor_commands_work_as_written(line: str) -> None:
     _works(line)
+
+
+def test_the_commands_for_grids_are_understood_and_their_files_are_there(tmp_path: Path) -> None:
+    lines = [*commands("cs-localize sweep"), *(line for line in commands("cs-localize ablate") if line not in ALONE)]
+    assert len(lines) == 2
+    for line in lines:
+        arguments = _parser().parse_args(shlex.split(line)[1:])
+        if arguments.run.__name__ == "_sweep":
+            assert load_grid(ROOT / arguments.grid, tmp_path)
+        else:
+            AblationGrid({"named": "L0H0"}, arguments.sets.split(","), [float(s) for s in arguments.scales.split(",")])
 
 
 def test_the_jobs_of_the_readme_are_the_jobs_of_the_repository() -> None:

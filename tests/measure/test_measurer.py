@@ -185,3 +185,26 @@ def test_generation_beyond_the_context_is_refused(tmp_path: Path) -> None:
     study = LedgerMeasurer(STUDY, Ledger(tmp_path), FleetInProcess, encoder, Progress(None, io.StringIO()))
     with pytest.raises(UsageError, match="toy/0 takes 10 tokens and the model's context has 9"):
         study.request(toy_item(0), Ablation(), "generate")
+
+
+def test_a_fleet_that_is_handed_over_goes_on_in_the_next_measurer(tmp_path: Path) -> None:
+    fleet, other = FleetInProcess(), FleetInProcess()
+    requests = toy_requests(8)
+    with measurer(tmp_path, fleet) as first:
+        first.measure(requests[:4], "search")
+        running = first.hand_over()
+    assert running is fleet
+    assert fleet.closed == 0
+
+    with measurer(tmp_path, other) as second:
+        second.take_over(running)
+        second.measure(requests, "search")
+
+    assert len(fleet.asked) == 8
+    assert (fleet.starts, fleet.closed, other.starts) == (1, 1, 0)
+    assert sum(event["event"] == "evidence" for event in events(tmp_path)) == 2
+
+
+def test_a_measurer_that_started_no_fleet_has_none_to_hand_over(tmp_path: Path) -> None:
+    with measurer(tmp_path, FleetInProcess()) as study:
+        assert study.hand_over() is None

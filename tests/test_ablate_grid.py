@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cs_localize.ablate import AblationGrid, AblationGridResult, ablation_grid, of_study
+from cs_localize.ablate.effects import SUMMARY_COLUMNS
+from cs_localize.ablate.grid import ROW_COLUMNS
+from cs_localize.cli import main
+from cs_localize.study import StudyResult, run_study
+from tests.studies import planted_config
+
+KINDS = ("together", "single", "cumulative")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    config = planted_config(tasks=["antonyms", "capitals"], design__requests=300, confirm__random_draws=1)
+    return run_study(config, tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def measured(study: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> AblationGridResult:
+    heads = of_study(study.out)
+    out = tmp_path_factory.mktemp("grid")
+    return ablation_grid(
+        heads.study.model,
+        AblationGrid(heads.heads, KINDS, scales=(0, 0.5), draws=2),
+        heads.held_out(),
+        out=out,
+        mode="score",
+        engine=heads.engine,
+    )
+
+
+def test_the_columns_of_both_tables_stay_as_they_are() -> None:
+    assert ROW_COLUMNS == (
+        "model", "heads_of", "kind", "part", "heads", "size", "scale", "task", "item", "correct",
+        "baseline_correct", "score", "baseline_score", "response", "tokens",
+    )  # fmt: skip
+    assert SUMMARY_COLUMNS == (
+        "model", "heads_of", "kind", "part", "heads", "size", "scale", "task", "items", "baseline", "accuracy",
+        "drop", "drop_low", "drop_high", "p", "p_holm", "damage",
+    )  # fmt: skip
+
+
+@pytest.mark.ray
+def test_there_is_one_row_for_every_condition_task_and_item(study: StudyResult, measured: AblationGridResult) -> None:
+    rows = pq.read_table(measured.rows)
+    heads = of_study(study.out).heads
+    sets = sum(1 + 2 * len(text.split(",")) + 2 for text in heads.values())
+
+    assert rows.column_names == list(ROW_COLUMNS)
+    assert rows.num_rows == sets * 2 * 2 * 40
+    keys = {
+        tuple(row.values()) for row in rows.select(["heads_of", "kind", "part", "scale", "task", "item"]).to_pylist()
+    }
+    assert len(keys) == rows.num_rows
+    assert None not in rows.column("score").to_pylist()
+
+
+@pytest.mark.ray
+def test_the_summary_can_be_computed_from_the_rows(measured: AblationGridResult) -> None:
+    with measured.summary.open(encoding="utf-8", newline="") as stream:
+        summary = list(csv.DictReader(stream))
+    rows = pq.read_table(measured.rows).to_pylist()
+
+    assert len(summary) == len(measured.effects) == len(rows) // 40
+    for line in summary[:6]:
+        mine = [
+            row
+            for row in rows
+            if all(str(row[name]) == line[name] for name in ("heads_of", "kind", "part", "scale", "task"))
+        ]
+        lost = sum(row["baseline_correct"] - row["correct"] for row in mine) / len(mine)
+        damage = sum(row["baseline_score"] - row["score"] for row in mine) / len(mine)
+        assert float(line["drop"]) == pytest.approx(lost)
+        assert float(line["damage"]) == pytest.approx(damage)
+
+
+@pytest.mark.ray
+def test_named_heads_hurt_their_task_more_than_random_ones_and_half_scaled_less_than_zeroed(
+    measured: AblationGridResult,
+) -> None:
+    damage = {
+        (effect.kind, effect.part, effect.scale): effect.damage
+        for effect in measured.effects
+        if effect.heads_of == effect.task == "antonyms" and effect.damage is not None
+    }
+
+    assert damage["together", "", 0.0] > 3 * damage["random", "0", 0.0]
+    assert damage["together", "", 0.0] > damage["together", "", 0.5] > 0
+    assert damage["cumulative", "1", 0.0] == damage["single", damage_first(measured), 0.0]
+
+
+def damage_first(measured: AblationGridResult) -> str:
+    return next(effect.part for effect in measured.effects if (effect.kind, effect.task) == ("single", "antonyms"))
+
+
+@pytest.mark.ray
+def test_the_verb_takes_heads_items_and_engine_from_a_study_and_finds_its_confirmation_in_the_ledger(
+    study: StudyResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = study.out / "ledger"
+    parts = sorted(ledger.glob("*.parquet"))
+    arguments = ["ablate", "--heads-from", str(study.out), "--out", str(tmp_path), "--ledger", str(ledger)]
+
+    assert main(arguments) == 0
+    assert sorted(ledger.glob("*.parquet")) == parts, "the named heads together are what the confirmation zeroed"
+    confirm = study.confirm
+    assert confirm is not None
+    with (tmp_path / "summary.csv").open(encoding="utf-8", newline="") as stream:
+        for line in csv.DictReader(stream):
+            if line["heads_of"] in confirm.matrix:
+                assert float(line["drop"]) == pytest.approx(confirm.matrix[line["heads_of"]][line["task"]].drop)
+    assert "antonyms together" in capsys.readouterr().out
+
+    more = [*arguments, "--sets", "single", "--scales", "0,2", "--random", "1", "--limit", "10", "--tasks", "capitals"]
+    assert main(more) == 0
+    parts = sorted(ledger.glob("*.parquet"))
+    first = (tmp_path / "ablation.parquet").read_bytes()
+    assert main(more) == 0
+    assert sorted(ledger.glob("*.parquet")) == parts, "the second time nothing is measured"
+    assert (tmp_path / "ablation.parquet").read_bytes() == first
+    assert not list(tmp_path.glob(".*"))

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from cs_localize.cli import main
+from cs_localize.config import StudyConfig
+from cs_localize.errors import UsageError
+from cs_localize.grid import Cell, CellResult, load_grid, parse_grid
+from cs_localize.grid.page import write_page
+from cs_localize.grid.recurrence import recurrences
+from cs_localize.grid.state import GridFile, write_state
+from cs_localize.grid.table import COLUMNS, HeadRow, write_tables
+from cs_localize.report import summary_lines
+from cs_localize.study import check_study, load_result
+from tests.studies import planted, run
+
+ROOT = Path(__file__).parent.parent
+TASKS = ["antonyms", "capitals", "counting"]
+
+
+def grid(**changes: object) -> dict[str, Any]:
+    """A planted grid of 2 x 2 x 2 cells as its YAML would hold it."""
+    base = planted(design__requests=200, confirm__random_draws=1, search_items=30, held_out_items=20)
+    del base["model"], base["tasks"]
+    base["engine"] |= {"workers": 1, "planted": {**base["engine"]["planted"], "tasks": TASKS}}
+    whole: dict[str, Any] = {
+        "base": base,
+        "models": {"one": {"model": "planted"}, "two": {"model": "planted", "engine": {"planted": {"seed": 1}}}},
+        "task_sets": {"pair": TASKS[:2], "other": {"tasks": TASKS[1:], "controls": TASKS[:1]}},
+        "methods": {"lasso": {"solver": {"name": "lasso"}}, "cvxpy": {"solver": {"name": "cvxpy"}}},
+    }
+    return whole | changes
+
+
+def cells(**changes: object) -> tuple[Cell, ...]:
+    return parse_grid(grid(**changes), Path("out"))
+
+
+def row(model: str = "m", task: str = "antonyms", head: str = "L1H2", **changes: object) -> HeadRow:
+    values: dict[str, Any] = dict.fromkeys(COLUMNS) | {
+        "model": model, "task_set": "s", "method": "x", "task": task, "head": head, "layer": 1, "rank": 1,
+        "universal": False, "effect": 1.5, "specificity": 2.0, "requests": 100, "tokens": 900,
+    }  # fmt: skip
+    return HeadRow(**values | changes)
+
+
+def result(*rows: HeadRow, method: str = "x", **changes: object) -> CellResult:
+    study = StudyConfig(model="m", tasks=("antonyms", "capitals", "counting"))
+    values: dict[str, Any] = {"status": "finished", "rows": rows, "requests": 100} | changes
+    return CellResult(Cell("m", "s", method, study), Path("out/cells") / f"m-s-{method}", **values)
+
+
+def test_a_grid_is_every_model_with_every_task_set_by_every_method_model_by_model() -> None:
+    assert [cell.name for cell in cells()] == [
+        f"{model}/{tasks}/{method}"
+        for model in ("one", "two")
+        for tasks in ("pair", "other")
+        for method in ("lasso", "cvxpy")
+    ]
+    assert cells()[0].folder == "one-pair-lasso"
+
+
+def test_what_a_model_or_a_method_changes_is_merged_into_the_base_option_by_option() -> None:
+    first, last = cells()[0].study, cells()[-1].study
+
+    assert first.engine.planted["tasks"] == TASKS
+    assert "seed" not in first.engine.planted
+    assert last.engine.planted["seed"] == 1
+    assert last.engine.planted["shape"] == first.engine.planted["shape"]
+    assert (first.solver.name, last.solver.name) == ("lasso", "cvxpy")
+    assert (last.tasks, last.controls) == (("capitals", "counting"), ("antonyms",))
+
+
+def test_all_cells_share_one_ledger_in_the_folder_of_the_grid_or_the_one_the_base_names() -> None:
+    assert {cell.study.ledger for cell in cells()} == {str(Path("out/ledger").resolve())}
+    named = grid()
+    named["base"]["ledger"] = "elsewhere"
+    assert {cell.study.ledger for cell in parse_grid(named, Path("out"))} == {"elsewhere"}
+
+
+def test_listed_models_are_called_by_the_last_part_of_their_name() -> None:
+    listed = cells(models=["planted", "org/model-1.5B"])
+
+    assert [cell.model for cell in listed[::4]] == ["planted", "model-1.5B"]
+    assert listed[-1].study.model == "org/model-1.5B"
+
+
+def test_a_grid_without_methods_has_one_called_default() -> None:
+    data = grid()
+    del data["methods"]
+
+    assert {cell.method for cell in parse_grid(data, Path("out"))} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modles": ["m"]}, "unknown option 'modles'"),
+        ({"models": []}, "models"),
+        ({"models": ["a/m", "b/m"]}, "two models are called 'm'"),
+        ({"models": {"a b": {"model": "m"}}}, "'a b' does not do as a name"),
+        ({"models": {"one": {}}}, "cell one/pair/lasso: 'model' is required"),
+        ({"task_sets": {"none": []}}, "task_sets"),
+        ({"task_sets": {"pair": {"tasks": ["antonyms"], "contrls": []}}}, "'task_sets.pair.contrls'"),
+        ({"methods": {"a": {"desing": {}}}}, "cell one/pair/a: unknown option 'desing'"),
+        ({"methods": {"a": {"design": {"density": 2}}}}, "cell one/pair/a: 'design.density'"),
+        ({"methods": {"a": {"tasks": ["antonyms"]}}}, "'methods.a.tasks' is out of place; it belongs in 'task_sets'"),
+        ({"methods": {"a": {"ledger": "x"}}}, "'methods.a.ledger' is out of place; it belongs in 'base'"),
+        ({"base": {"model": "m"}}, "'base.model' is out of place; it belongs in 'models'"),
+        ({"methods": {"a-b": {}, "b": {}}, "task_sets": {"s": ["antonyms"], "s-a": ["antonyms"]}}, "share a folder"),
+        ({"methods": {"a": {"solver": {"options": {"alhpa": 1}}}}}, "cell one/pair/a: "),
+        ({"task_sets": {"pair": ["antonyms"], "typo": ["antonymz"]}}, "cell one/typo/lasso: no task 'antonymz'"),
+        ({"models": {"one": {"model": "no-such-model", "engine": {"name": "hf"}}}}, "no model 'no-such-model'"),
+        ({"methods": {"a": {"crosscheck": {"enabled": True}}}}, "cell one/pair/a: the planted engine has no neurons"),
+    ],
+)
+def test_a_mistake_anywhere_in_a_grid_is_one_line_and_exit_code_2_before_anything_is_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid(**changes), sort_keys=False), encoding="utf-8")
+
+    code = main(["sweep", str(file), "--out", str(tmp_path / "out")])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "words", "models: [", "- a"])
+def test_a_file_that_is_no_grid_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(text, encoding="utf-8")
+
+    with pytest.raises(UsageError, match=r"grid\.yaml"):
+        load_grid(file, tmp_path)
+
+
+def test_a_grid_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no grid file"):
+        load_grid(tmp_path / "absent.yaml", tmp_path)
+
+
+def test_an_override_reaches_every_cell(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid(), sort_keys=False), encoding="utf-8")
+
+    assert {cell.study.seed for cell in load_grid(file, tmp_path, ("base.seed=3",))} == {3}
+
+
+def test_the_example_is_a_grid_of_studies_that_can_be_run() -> None:
+    examples = load_grid(ROOT / "studies" / "grid.yaml", Path("out"))
+
+    assert len(examples) == 8
+    for cell in examples:
+        check_study(cell.study)
+
+
+def test_the_columns_of_the_table_stay_as_they_are() -> None:
+    assert COLUMNS == (
+        "model", "task_set", "method", "task", "head", "layer", "rank", "universal", "effect", "effect_low",
+        "effect_high", "specificity", "baseline_accuracy", "accuracy_gone", "accuracy_gone_low",
+        "accuracy_gone_high", "accuracy_gone_up_to_rank", "controls_gone", "requests", "tokens",
+    )  # fmt: skip
+
+
+def test_the_two_tables_hold_the_same_rows(tmp_path: Path) -> None:
+    rows = [row(), row(head="L3H4", baseline_accuracy=0.9, accuracy_gone=0.8, universal=True)]
+
+    parquet, text = write_tables(tmp_path, rows)
+
+    table = pq.read_table(parquet)
+    assert table.column_names == list(COLUMNS)
+    assert table.schema.metadata[b"cs_localize.schema"] == b"1"
+    with text.open(encoding="utf-8", newline="") as stream:
+        written = list(csv.DictReader(stream))
+    assert [{k: "" if v is None else str(v) for k, v in r.items()} for r in table.to_pylist()] == written
+
+
+def test_a_grid_that_named_nothing_has_tables_with_no_rows(tmp_path: Path) -> None:
+    parquet, text = write_tables(tmp_path, [])
+
+    assert pq.read_table(parquet).column_names == list(COLUMNS)
+    assert text.read_text(encoding="utf-8") == ",".join(COLUMNS) + "\n"
+
+
+def test_a_head_recurs_where_it_is_named_for_several_tasks_and_tasks_share_it() -> None:
+    (found,) = recurrences(
+        [
+            result(row(), row(task="capitals"), row(task="capitals", head="L3H4"), universal=("L0H1",)),
+            result(row(), method="y"),
+            result(method="z", status="failed"),
+        ]
+    )
+
+    assert found.studies == {"antonyms": 2, "capitals": 2, "counting": 2}
+    assert found.namings == {"L1H2": {"antonyms": 2, "capitals": 1}, "L3H4": {"capitals": 1}}
+    assert found.recurring == {"L1H2": ("antonyms", "capitals")}
+    assert found.shared("antonyms", "capitals") == (1, 2)
+    assert found.shared("antonyms", "counting") == (0, 1)
+    assert found.universal == {"L0H1": 1}
+
+
+def test_the_index_says_what_failed_and_what_recurs_and_asks_for_nothing_outside_itself(tmp_path: Path) -> None:
+    results = [
+        result(row(accuracy_gone=0.875), row(task="capitals")),
+        result(method="y", status="failed", error="no <memory> left", rows=()),
+        result(method="z", status="waiting", rows=()),
+    ]
+    for one in results:
+        one.folder = tmp_path / "cells" / one.folder.name
+
+    page = write_page(tmp_path, results).read_text(encoding="utf-8")
+
+    assert "1 of 3 studies finished, 1 failed and 1 not run yet." in page
+    assert "failed: no &lt;memory&gt; left" in page
+    assert 'href="cells/m-s-x/report.html"' in page
+    assert "L1H2 for antonyms and capitals" in page
+    assert "87.5" in page
+    assert "//" not in page
+    assert "<script" not in page
+
+
+def test_grid_json_is_what_its_schema_says(tmp_path: Path) -> None:
+    one = result(status="failed", error="why", rows=())
+    one.folder = tmp_path / "cells" / "m-s-x"
+
+    write_state(tmp_path, [one])
+
+    assert json.loads((tmp_path / "grid.json").read_text(encoding="utf-8")) == {
+        "schema": 1,
+        "cells": [
+            {
+                "name": "m/s/x", "model": "m", "task_set": "s", "method": "x", "folder": "cells/m-s-x",
+                "status": "failed", "error": "why",
+            }
+        ],
+    }  # fmt: skip
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.ray
+def test_a_failed_cell_stops_nothing_and_the_same_command_runs_only_what_is_missing(tmp_path: Path) -> None:
+    file, out = tmp_path / "grid.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(grid(), sort_keys=False), encoding="utf-8")
+    (out / "cells").mkdir(parents=True)
+    (out / "cells" / "one-other-cvxpy").write_text("in the way", encoding="utf-8")
+
+    first = run("sweep", str(file), "--out", str(out))
+
+    assert first.returncode == 1
+    assert "Traceback" not in first.stderr
+    assert "one/other/cvxpy failed: cannot write to" in first.stderr
+    state = GridFile.model_validate_json((out / "grid.json").read_text(encoding="utf-8"))
+    assert {cell.name for cell in state.cells if cell.status == "failed"} == {"one/other/cvxpy"}
+    assert sum(cell.status == "finished" for cell in state.cells) == 7
+    assert "7 of 8 studies finished and 1 failed." in (out / "index.html").read_text(encoding="utf-8")
+
+    # The second method asks what the first asked, of an engine that is loaded already.
+    second = events(out / "cells" / "one-pair-cvxpy")
+    searched = next(event for event in second if event["event"] == "stage_finished" and event["stage"] == "search")
+    assert searched["served"] == searched["done"] > 0
+    assert not any(event["event"] == "worker_ready" for event in second)
+    assert any(event["event"] == "fleet_taken_over" for event in second)
+
+    (out / "cells" / "one-other-cvxpy").unlink()
+    before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/heads.json")}
+    again = run("sweep", str(file), "--out", str(out))
+
+    assert again.returncode == 0, again.stderr
+    assert "cell 4/8: one/other/cvxpy" in again.stderr
+    assert "lasso" not in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "8 of 8 studies finished." in (out / "index.html").read_text(encoding="utf-8")
+    rows = pq.read_table(out / "heads.parquet").to_pylist()
+    assert {f"{r['model']}/{r['task_set']}/{r['method']}" for r in rows} == {cell.name for cell in cells()}
+    for one in out.glob("cells/*"):
+        found = load_result(one)
+        assert summary_lines(found.heads, found.confirm)
+        named = [(task, head) for task, finding in found.heads.tasks.items() for head in finding.named]
+        mine = [r for r in rows if one.name == f"{r['model']}-{r['task_set']}-{r['method']}"]
+        assert [(r["task"], r["head"]) for r in mine] == named
+        assert all(r["accuracy_gone"] == found.confirm.matrix[r["task"]][r["task"]].drop for r in mine if found.confirm)
