@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import yaml
+from ray.util.state import list_nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -98,6 +99,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
     try:
         wait_for("the head", log, lambda: ray(log, "job", "list", "--address", address).wait() == 0)
         started += [ray(log, "start", *node, *common) for _ in range(2)]
+        wait_for("three nodes", log, lambda: [node.state for node in list_nodes(address=address)] == ["ALIVE"] * 3)
         yield address, started[1:]
     finally:
         for process in reversed(started):

@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cs_localize.cli import main
-from cs_localize.config import parse_study
+from cs_localize.config import dump_study, parse_study
 from cs_localize.crosscheck import crosscheck_study
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.measure.cluster import RaySession
 from cs_localize.models import random_model
 from cs_localize.study import StudyResult, run_study
 from tests.studies import planted_config
 
 TASKS = ("tiny_copy", "tiny_sort", "tiny_modsum")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray() -> Iterator[None]:
+    """One Ray for all studies here."""
+    with RaySession():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +93,12 @@ def test_a_study_that_cannot_be_cross_checked_says_why(tmp_path: Path, capsys: p
     with pytest.raises(UsageError, match="no study file"):
         crosscheck_study(tmp_path)
 
-    small = {"design__requests": 200, "confirm__random_draws": 1}
-    run_study(planted_config(confirm__enabled=False, **small), tmp_path / "unconfirmed")
+    (tmp_path / "study.yaml").write_text(dump_study(planted_config(confirm__enabled=False)), encoding="utf-8")
     with pytest.raises(UsageError, match=r"confirm\.enabled"):
-        crosscheck_study(tmp_path / "unconfirmed")
+        crosscheck_study(tmp_path)
 
     out = tmp_path / "planted"
-    run_study(planted_config(**small), out)
+    run_study(planted_config(design__requests=200, confirm__random_draws=1), out)
     with pytest.raises(UsageError, match="no neurons"):
         crosscheck_study(out)
     capsys.readouterr()

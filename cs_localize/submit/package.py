@@ -14,7 +14,7 @@ from cs_localize.errors import UsageError
 
 _MIB = 2**20
 LARGEST = 100 * _MIB
-"""Bytes that the job server takes. Ray's own packages may have 500 MiB, but an upload by HTTP ends at 100."""
+"""Bytes that the job server takes: Ray's packages may have 500 MiB, but it answers 413 to an upload above 100."""
 
 _NEARLY_ALL = 0.9
 _LOG = logging.getLogger("cs_localize")
