@@ -99,8 +99,8 @@ def test_a_submitted_study_with_a_mistake_ends_with_exit_code_2(
 def test_a_job_that_was_stopped_is_continued_by_the_next_submission(
     cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"design__requests": 200, "confirm__enabled": False, "engine__planted__delay_s": 0.3}
-    study = write_study(tmp_path / "study.yaml", planted(**changes))
+    slow = planted(tasks=["antonyms", "capitals"], design__requests=200, engine__planted__delay_s=0.2)
+    study = write_study(tmp_path / "study.yaml", slow | {"confirm": {"enabled": False}})
     arguments = ("submit", str(study), "--out", str(tmp_path / "out"))
     ledger = tmp_path / "out" / "ledger"
     job = _command(capsys, cluster, *arguments, "--no-follow")[1].strip()

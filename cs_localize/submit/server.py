@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 _VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_TALKATIVE = (
+    "ray._private.runtime_env.packaging",
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+)
+"""Modules of Ray that tell of every package and every connection."""
+
 _KNOCK_S = 10.0
 _POLL_S = 0.5
 _STOP_PATIENCE_S = 60.0
@@ -182,8 +189,8 @@ def connect(address: str) -> JobServer:
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
-        logging.getLogger(module).setLevel(logging.WARNING)  # they tell of every upload
+    for module in _TALKATIVE:
+        logging.getLogger(module).setLevel(logging.WARNING)
     try:
         with _without_ray_variables():
             return JobServer(JobSubmissionClient(address), address)
