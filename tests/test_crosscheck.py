@@ -58,6 +58,7 @@ def study(folder: Path, enabled: bool) -> dict[str, object]:
 
 @pytest.mark.model
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_later_cross_check_is_the_one_the_study_would_have_made(searched: StudyResult, tmp_path: Path) -> None:
     assert searched.crosscheck is None
     folder = searched.out.parent
@@ -77,6 +78,7 @@ def test_a_later_cross_check_is_the_one_the_study_would_have_made(searched: Stud
 
 @pytest.mark.model
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_study_of_another_engine_is_not_cross_checked_with_this_one(searched: StudyResult, tmp_path: Path) -> None:
     for name in ("study.yaml", "confirm.json", "heads.json"):
         (tmp_path / name).write_bytes((searched.out / name).read_bytes())
