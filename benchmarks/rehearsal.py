@@ -23,12 +23,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyarrow.parquet as pq
 import yaml
-from ray.util.state import list_nodes
+
+if TYPE_CHECKING:
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -44,6 +47,7 @@ def main() -> int:
     # Ray's sockets lie in its folder, and the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="cs-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        settle(folder)
         plan = grid(arguments.engine)
         cells = [f"{model}-tiny-default" for model in plan["models"]]
         file = folder / "grid.yaml"
@@ -53,7 +57,7 @@ def main() -> int:
             if not disturbed_run(file, folder / "disturbed", cells, address, nodes, folder / "ray.log"):
                 return 1
         quiet = [sys.executable, "jobs/sweep.py", str(file), "--out", str(folder / "quiet")]
-        code = subprocess.run(quiet, cwd=ROOT, env=environment(), capture_output=True, check=False).returncode
+        code = subprocess.run(quiet, cwd=ROOT, capture_output=True, check=False).returncode
         say(f"the quiet run ended with exit code {code}")
         return 0 if code == 0 and compare(folder / "disturbed", folder / "quiet", cells) else 1
 
@@ -71,7 +75,7 @@ def grid(engine: str) -> dict[str, Any]:
     }
     if engine == "vllm":
         base["engine"]["dtype"] = "float32"  # in bfloat16 an outcome depends a little on what shares its batch
-        models = {name: {"model": name} for name in ("tiny-qwen2", "tiny-qwen3")}
+        models: dict[str, dict[str, Any]] = {name: {"model": name} for name in ("tiny-qwen2", "tiny-qwen3")}
     else:
         shape = {"layers": 6, "heads": 8, "kv_heads": 4, "head_dim": 64, "ffn": 256}
         options = {"shape": shape, "delay_s": 0.1}
@@ -82,48 +86,45 @@ def grid(engine: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A Ray head without cores and two nodes with two each, ended with the block.
+def cluster(folder: Path) -> Iterator[tuple[str, Cluster]]:
+    """A Ray head without cores and two nodes with two each, on the loopback interface, ended with the block.
 
     Yields:
-        The address of the job server, and the two nodes.
+        The address of the job server, and the nodes.
     """
-    port, dashboard = free_ports(2)
-    address = f"http://127.0.0.1:{dashboard}"
-    common = ["--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory=134217728"]
-    head = ["--head", f"--port={port}", "--num-cpus=0", f"--temp-dir={folder / 'ray'}"]
-    head += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
-    node = [f"--address=127.0.0.1:{port}", "--num-cpus=2"]
-    log = folder / "ray.log"
-    started = [ray(log, "start", *head, *common)]
+    from ray.cluster_utils import Cluster  # `ray start` takes no second node on the loopback interface
+
+    (port,) = free_ports(1)
+    common: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+    dashboard: dict[str, Any] = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
+    nodes = Cluster()
     try:
-        wait_for("the head", log, lambda: ray(log, "job", "list", "--address", address).wait() == 0)
-        started += [ray(log, "start", *node, *common) for _ in range(2)]
-        wait_for("three nodes", log, lambda: [node.state for node in list_nodes(address=address)] == ["ALIVE"] * 3)
-        yield address, started[1:]
+        nodes.add_node(num_cpus=0, **dashboard, **common)
+        for _ in range(2):
+            nodes.add_node(num_cpus=2, include_dashboard=False, **common)
+        address = f"http://127.0.0.1:{port}"
+        listing = ("job", "list", "--address", address)
+        wait_for("the job server", folder / "ray.log", lambda: ray_command(folder / "ray.log", *listing).wait() == 0)
+        yield address, nodes
     finally:
-        for process in reversed(started):
-            kill(parts_of(process))
-            process.wait()
+        nodes.shutdown()
 
 
-def disturbed_run(
-    file: Path, out: Path, cells: list[str], address: str, nodes: list[subprocess.Popen[bytes]], log: Path
-) -> bool:
+def disturbed_run(file: Path, out: Path, cells: list[str], address: str, nodes: Cluster, log: Path) -> bool:
     """Submits the grid, kills a worker of the first cell and a node under the second; says whether it ended well."""
-    job = ray(
+    job = ray_command(
         *(log, "job", "submit", "--address", address, "--working-dir", str(ROOT)),
         *("--", "python", "jobs/sweep.py", str(file), "--out", str(out)),
     )
     for cell, victim in zip(cells, ("worker", "node"), strict=True):
         events = out / "cells" / cell / "events.jsonl"
         wait_for(f"the search of {cell}", log, lambda events=events: searching(events), job)
-        worker = told(events, "worker_ready")[-1]["pid"]
-        doomed = [psutil.Process(worker)]
-        if victim == "node":
-            doomed = next(parts for parts in map(parts_of, nodes) if worker in [part.pid for part in parts])
-        kill(doomed)
-        say(f"{cell}: killed a {victim} ({len(doomed)} processes) in the middle of the search")
+        worker = psutil.Process(told(events, "worker_ready")[-1]["pid"])
+        if victim == "worker":
+            worker.kill()
+        else:
+            nodes.remove_node(node_of(worker, nodes), allow_graceful=False)
+        say(f"{cell}: killed a {victim} in the middle of the search")
         wait_for("the driver to notice", log, lambda events=events: bool(told(events, "worker_lost")), job)
         for lost in told(events, "worker_lost"):
             say(f"{cell}: worker {lost['worker']} lost with {lost['units']} units of work in its hands")
@@ -132,6 +133,14 @@ def disturbed_run(
     if code:
         show(log)
     return code == 0
+
+
+def node_of(worker: psutil.Process, nodes: Cluster) -> Node:
+    """The node whose raylet started the worker."""
+    above = {parent.pid for parent in worker.parents()}
+    return next(
+        node for node in nodes.worker_nodes if above & {raylet.process.pid for raylet in node.all_processes["raylet"]}
+    )
 
 
 def compare(disturbed: Path, quiet: Path, cells: list[str]) -> bool:
@@ -178,31 +187,24 @@ def repeated_keys(ledger: Path) -> int:
     return sum(count > 1 for count in keys.values())
 
 
-def ray(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def ray_command(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Starts a ``ray`` command; what it prints goes to the log."""
     with log.open("ab") as stream:
-        return subprocess.Popen([str(BIN / "ray"), *arguments], env=environment(), stdout=stream, stderr=stream)
+        return subprocess.Popen([str(BIN / "ray"), *arguments], stdout=stream, stderr=stream)
 
 
-def environment() -> dict[str, str]:
-    """Ours without another cluster, with this Python first, and without the token that Ray asks for once it has one."""
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return kept | {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-
-
-def parts_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """A process and all it started, itself first; none once it is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        first = psutil.Process(process.pid)
-        return [first, *first.children(recursive=True)]
-    return []
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    """Kills them without a word."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL)
+def settle(folder: Path) -> None:
+    """Sets the environment of this process and all it starts; Ray reads it when it is imported."""
+    os.environ.pop("RAY_ADDRESS", None)
+    os.environ |= {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray then stays on the loopback interface
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is ended with this process
 
 
 def wait_for(what: str, log: Path, condition: Callable[[], bool], job: subprocess.Popen[bytes] | None = None) -> None:
