@@ -17,6 +17,7 @@ from types import FrameType
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
 from cs_localize.errors import CsLocalizeError
+from cs_localize.submit.verbs import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
 
@@ -106,6 +107,13 @@ def _parser() -> argparse.ArgumentParser:
 
     add_ablate(verbs)
 
+    crosscheck = verbs.add_parser("crosscheck", help="set the heads of a finished study against neurons")
+    crosscheck.add_argument("study", type=Path, metavar="STUDY_DIR", help="the study's folder")
+    crosscheck.add_argument("--tasks", help="task names with commas between (default: as the study says, or all)")
+    crosscheck.set_defaults(run=_crosscheck)
+
+    add_job_verbs(verbs)
+
     tasks = verbs.add_parser("tasks", help="list the tasks")
     tasks.set_defaults(run=_tasks)
     models = verbs.add_parser("models", help="list the built-in models")
@@ -157,6 +165,17 @@ def _sweep(arguments: argparse.Namespace) -> int:
     result = run_grid(load_grid(arguments.grid, out, tuple(arguments.set)), out)
     print("\n".join(result.summary_lines()))
     return 1 if result.failed else 0
+
+
+def _crosscheck(arguments: argparse.Namespace) -> int:
+    from cs_localize.crosscheck import crosscheck_study
+    from cs_localize.report import summary_lines
+
+    tasks = None if arguments.tasks is None else [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    result = crosscheck_study(arguments.study, tasks)
+    print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
+    print(f"\nreport: {result.report}")
+    return 0
 
 
 def _tasks(arguments: argparse.Namespace) -> int:

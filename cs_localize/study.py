@@ -27,7 +27,7 @@ from cs_localize.findings import (
     write_file,
     write_text,
 )
-from cs_localize.heads import Ablation
+from cs_localize.heads import Ablation, Head
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
@@ -86,11 +86,11 @@ def run_study(
         opened = session(progress) if session else _own_session(config, out, tuple(tasks), progress)
         with opened as current:
             _clear(config, out)  # under the ledger's lock: a second run into this folder has no say in it
-            study = _Study(config, out, tasks, current, progress)
+            study = Study(config, out, tasks, current, progress)
             found = study.search()
             heads = study.write_heads(found, command)
             confirm = study.confirm(found) if config.confirm.enabled else None
-            checked = study.crosscheck(found, confirm) if config.crosscheck.enabled and confirm else None
+            checked = study.crosscheck(found.named, confirm) if config.crosscheck.enabled and confirm else None
         report = write_report(out)
         counts = {stage: asdict(count) for stage, count in current.measurer.counts.items()}
         progress.event("study_finished", report=str(report), counts=counts)
@@ -108,7 +108,7 @@ def load_result(out: Path) -> StudyResult:
     return StudyResult(out, read_file(out / "heads.json", HeadsFile), confirm, checked, out / "report.html")
 
 
-class _Study:
+class Study:
     """The stages of one study, over one session."""
 
     def __init__(
@@ -188,19 +188,21 @@ class _Study:
         )
         return write_file(self._out / "confirm.json", confirm)
 
-    def crosscheck(self, found: SearchResult, confirm: ConfirmFile) -> CrosscheckFile:
+    def crosscheck(self, named: Mapping[str, Sequence[Head]], confirm: ConfirmFile) -> CrosscheckFile:
         """Locates neurons, sets them against the heads and writes crosscheck.json."""
         wanted = self._config.crosscheck.tasks or self._config.tasks
-        missing = [task for task in wanted if not self._neuron_file(task, found).exists()]
+        missing = [task for task in wanted if not self._neuron_file(task, named[task]).exists()]
         if missing:
             self._session.measurer.release()  # attribution wants all cores
             for task in missing:
-                write_text(self._neuron_file(task, found), self._locate(task, found).model_dump_json(indent=1))
-        sets = {task: read_file(self._neuron_file(task, found), NeuronSet) for task in wanted}
+                write_text(
+                    self._neuron_file(task, named[task]), self._locate(task, named[task]).model_dump_json(indent=1)
+                )
+        sets = {task: read_file(self._neuron_file(task, named[task]), NeuronSet) for task in wanted}
         checked = crosscheck(
             self._session.measurer,
             self._held_out,
-            found.named,
+            named,
             sets,
             confirm,
             self._relatives,
@@ -210,8 +212,7 @@ class _Study:
         )
         return write_file(self._out / "crosscheck.json", checked)
 
-    def _locate(self, task: str, found: SearchResult) -> NeuronSet:
-        named = found.named[task]
+    def _locate(self, task: str, named: Sequence[Head]) -> NeuronSet:
         drawn = random_heads(named, self._session.shape, stream(self._config.seed, "attribution", task))
         with self._progress.stage(f"neurons: {task}", 1):
             neurons, _ = run_on_worker(
@@ -233,13 +234,13 @@ class _Study:
         """The engine that locates neurons: gradients of bfloat16 are coarse, and all cores are free then."""
         return replace(self._session.spec, name="hf", dtype="float32", resources={"threads": self._session.cores})
 
-    def _neuron_file(self, task: str, found: SearchResult) -> Path:
+    def _neuron_file(self, task: str, named: Sequence[Head]) -> Path:
         """Attribution is not in the ledger; it is kept under a hash of all it depends on."""
         config = self._config.crosscheck
         content = [
             self._attribution_spec.fingerprint,
             [request.key for request in self._neuron_requests(task)],
-            [str(head) for head in found.named[task]],
+            [str(head) for head in named],
             [config.zeroed_items, config.steps, config.sigma, self._config.seed],
         ]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -1,0 +1,133 @@
+"""A study as a job: its id, its command, what travels with it; and that it is not started twice."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cs_localize import __version__
+from cs_localize.config import StudyConfig, dump_study, load_study
+from cs_localize.errors import UsageError
+from cs_localize.submit.package import pack
+from cs_localize.submit.server import JobServer
+
+_STUDY = "study.yaml"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is submitted.
+
+    Attributes:
+        base_id: names the content; the submission id of the first attempt.
+        entry_point: the command, for a shell in the working directory on the cluster.
+        runtime_env: Ray's description of the environment.
+        metadata: shown beside the job.
+    """
+
+    base_id: str
+    entry_point: str
+    runtime_env: dict[str, Any]
+    metadata: dict[str, str]
+
+
+def plan_job(
+    study: Path,
+    out: Path,
+    scratch: Path,
+    overrides: Sequence[str] = (),
+    working_dir: Path | None = None,
+    excludes: Sequence[str] = (),
+    pip: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Job:
+    """Makes a job of a study; asks nobody.
+
+    Args:
+        study: the study file; within ``working_dir`` where one is given.
+        out: the study's folder on the cluster.
+        scratch: an empty folder that lasts until the job is submitted; the study travels from there where no
+            ``working_dir`` is given.
+        overrides: ``a.b=c`` options of the study.
+        working_dir: a folder that travels with the job.
+        excludes: what of it does not, as patterns of ``.gitignore``.
+        pip: packages to install for the job.
+        env: environment variables of the job and its workers.
+
+    Raises:
+        UsageError: if the study is none, a path would be lost with the job, or the folder is too large.
+    """
+    config = load_study(study, tuple(overrides))
+    _check_paths(config, out)
+    if working_dir is None:
+        if excludes:
+            raise UsageError("--exclude: there is nothing to leave out without --working-dir")
+        (scratch / _STUDY).write_text(dump_study(config), encoding="utf-8")
+        root, name, settings = scratch, _STUDY, []
+    else:
+        root, name = working_dir, _within(study, working_dir)
+        settings = [part for override in overrides for part in ("--set", override)]
+    package = pack(root, excludes)
+    if Path(name) not in package.sizes:
+        raise UsageError(f"{study} is left out of what travels; see --exclude, .gitignore and .rayignore")
+    entry_point = shlex.join(["python", "-m", "cs_localize", "run", name, "--out", str(out), *settings])
+    environment: dict[str, Any] = {}
+    if pip:
+        environment["pip"] = list(pip)
+    if env:
+        environment["env_vars"] = dict(env)
+    travels = "" if working_dir is None else package.digest()
+    content = [__version__, config.model_dump(mode="json"), entry_point, environment, travels]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    carried = {"working_dir": str(root), "excludes": list(excludes)}
+    return Job(
+        base_id=f"cs-localize-{digest}",
+        entry_point=entry_point,
+        runtime_env=carried | environment,
+        metadata={"study": study.name, "out": str(out)},
+    )
+
+
+def submit_job(server: JobServer, job: Job) -> tuple[str, str]:
+    """Starts a job, unless the same runs or has succeeded. One that failed or was stopped is started again.
+
+    Returns:
+        Its submission id, and ``started`` or what the job that is already there is: ``pending``, ``running`` or
+        ``succeeded``.
+
+    Raises:
+        CsLocalizeError: if the server does not take it.
+    """
+    for attempt in itertools.count(1):
+        submission_id = job.base_id if attempt == 1 else f"{job.base_id}-{attempt}"
+        there = server.find(submission_id)
+        if there is None:
+            if server.start(submission_id, job.entry_point, job.runtime_env, job.metadata):
+                return submission_id, "started"
+            there = server.job(submission_id)
+        if there.status not in ("FAILED", "STOPPED"):
+            return submission_id, there.status.lower()
+    raise AssertionError("unreachable")
+
+
+def _check_paths(config: StudyConfig, out: Path) -> None:
+    """The folder in which a job runs goes away with it."""
+    if not out.is_absolute():
+        raise UsageError(f"--out {out}: give an absolute path on the cluster; what a job writes elsewhere is lost")
+    if config.ledger is not None and not Path(config.ledger).is_absolute():
+        raise UsageError(
+            f"ledger: {config.ledger}: give an absolute path on the cluster; what a job writes elsewhere is lost"
+        )
+
+
+def _within(study: Path, working_dir: Path) -> str:
+    try:
+        return str(study.resolve().relative_to(working_dir.resolve()))
+    except ValueError:
+        raise UsageError(f"{study} is not within --working-dir {working_dir}, so it would not travel") from None
