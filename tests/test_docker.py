@@ -287,6 +287,7 @@ def test_the_step_that_installs_the_project_works_above_packages_that_are_there_
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)  # a gigabyte is unpacked, and the doctor loads three engines
 @pytest.mark.vllm
 @pytest.mark.model
 @pytest.mark.ray
