@@ -61,7 +61,7 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-m", *module, "run", str(file), "--out", str(folder / "out")],
         cwd=ROOT,
-        env=os.environ | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(ROOT)},
+        env=os.environ | cluster.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
