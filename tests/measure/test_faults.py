@@ -70,7 +70,10 @@ def start(
 
 def finish(study: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code, and what is on stderr besides the progress of the stages."""
-    _, errors = study.communicate(timeout=60)
+    try:
+        _, errors = study.communicate(timeout=60)
+    finally:
+        study.kill()
     return study.returncode, "\n".join(line for line in errors.splitlines() if not PROGRESS.match(line))
 
 
