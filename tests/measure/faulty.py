@@ -49,15 +49,19 @@ class Hanging(PlantedEngine):
 
 
 class FillingLedger(Ledger):
-    """The process that writes it can write no file any further from the fifth time on."""
+    """The disk has no room for what is appended from the fifth time on."""
 
     _appends = 0
 
     def append(self, fingerprint: str, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> int:
         self._appends += 1
-        if self._appends == 5:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        return super().append(fingerprint, requests, outcomes)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if self._appends >= 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            return super().append(fingerprint, requests, outcomes)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)  # or events.jsonl might be the first to complain
 
 
 def load_poisoned(spec: EngineSpec) -> PlantedEngine:
