@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     scaling_ = parts.add_parser("scaling", help="two vLLM workers against one")
     scaling_.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
-    scaling_.add_argument("--requests", type=int, default=480, help="requests of each run (default %(default)s)")
+    scaling_.add_argument("--requests", type=int, default=1000, help="requests of each run (default %(default)s)")
     for name, default in (("rate", 60_000), ("memory", 1_000_000)):
         part = parts.add_parser(name)
         part.add_argument("--outcomes", type=int, default=default, help="how many (default %(default)s)")
@@ -65,7 +66,7 @@ def scaling(model: str, requests: int) -> None:
     rates = []
     for workers in (1, 2):
         with Fleet(spec, workers, threads=1, unit_tokens=SCALING_UNIT_TOKENS) as fleet:
-            warm_up(fleet, workers, spec.shape, encoder, rng)
+            warm_up(fleet, workers, masked_requests(120, spec.shape, encoder, rng))
             asked = masked_requests(requests, spec.shape, encoder, np.random.default_rng(1))
             started = time.perf_counter()
             tokens = sum(outcome.tokens for _, outcomes in fleet.map(asked) for outcome in outcomes)
@@ -84,7 +85,7 @@ def rate(outcomes: int) -> None:
     spec, encoder = planted()
     rng = np.random.default_rng(0)
     with Fleet(spec, 2, threads=1) as fleet:
-        warm_up(fleet, 2, spec.shape, encoder, rng)
+        warm_up(fleet, 2, masked_requests(STAGE, spec.shape, encoder, rng))
         asked = masked_requests(outcomes, spec.shape, encoder, rng)
         started, cpu = time.perf_counter(), time.process_time()
         found = sum(len(answers) for _, answers in fleet.map(asked))
@@ -113,11 +114,11 @@ def planted() -> tuple[EngineSpec, ItemEncoder]:
     return engine_spec("planted", EngineConfig(name="planted", planted={"shape": PLANTED_SHAPE}), TASKS)
 
 
-def warm_up(fleet: Fleet, workers: int, shape: ModelShape, encoder: ItemEncoder, rng: np.random.Generator) -> None:
-    """Gives the fleet work until every worker has loaded and answered."""
+def warm_up(fleet: Fleet, workers: int, requests: Sequence[Request]) -> None:
+    """Gives the fleet work, at least a unit for each worker, until every worker has loaded and answered."""
     while len(fleet.placements) < workers or not all(fleet.placements):
-        list(fleet.map(masked_requests(100, shape, encoder, rng)))
-    list(fleet.map(masked_requests(100, shape, encoder, rng)))
+        list(fleet.map(requests))
+    list(fleet.map(requests))
 
 
 def masked_requests(n: int, shape: ModelShape, encoder: ItemEncoder, rng: np.random.Generator) -> list[Request]:

@@ -59,8 +59,8 @@ class UnitQueue:
 
     Args:
         requests: what is to be answered.
-        unit_tokens: tokens that fill a unit; a single longer request is a unit of its own.
-        workers: where there is less than a full unit for each of them, they share evenly.
+        unit_tokens: most tokens of a unit; a single longer request is a unit of its own.
+        workers: who share the units. There are as many for each, of the same size, so that all end at the same time.
 
     Attributes:
         unfinished: units whose outcomes have not come back.
@@ -69,9 +69,8 @@ class UnitQueue:
     """
 
     def __init__(self, requests: Sequence[Request], unit_tokens: int, workers: int) -> None:
-        total = sum(map(request_tokens, requests))
-        size = max(1, min(unit_tokens, math.ceil(total / workers)))
-        self._waiting: deque[Unit] = deque(_cut(requests, size))
+        rounds = math.ceil(full_units(requests, unit_tokens) / workers)
+        self._waiting: deque[Unit] = deque(_cut(requests, unit_tokens, rounds * workers))
         self.unfinished = len(self._waiting)
         self.discarded = 0
         self.quarantined: list[Request] = []
@@ -165,13 +164,18 @@ def request_tokens(request: Request) -> int:
     return len(request.prompt_ids) + (len(request.answer_ids) if request.mode == "score" else request.max_tokens)
 
 
-def _cut(requests: Sequence[Request], size: int) -> Iterator[Unit]:
-    start, tokens = 0, 0
+def _cut(requests: Sequence[Request], most: int, number: int) -> Iterator[Unit]:
+    """Cuts as near before every ``number``-th part of all tokens as requests allow."""
+    total = sum(map(request_tokens, requests))
+    start = tokens = done = passed = 0
     for position, request in enumerate(requests):
         more = request_tokens(request)
-        if position > start and tokens + more > size:
+        full = tokens + more > most or (done + more) * number > total * (passed + 1)
+        if position > start and full:
             yield Unit(range(start, position), requests[start:position])
             start, tokens = position, 0
+            passed = max(passed + 1, done * number // total)
         tokens += more
+        done += more
     if start < len(requests):
         yield Unit(range(start, len(requests)), requests[start:])

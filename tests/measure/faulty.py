@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from cs_localize import cli, session
 from cs_localize.errors import UsageError
-from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.fleet import Fleet
 from cs_localize.measure.ledger import Ledger
 from cs_localize.measure.planted import PlantedEngine
@@ -42,22 +42,27 @@ class Hanging(PlantedEngine):
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         self.calls += 1
-        if self.calls == 3 and not self.marker.exists():
-            self.marker.touch()
-            time.sleep(3600)
+        if self.calls == 3:
+            with contextlib.suppress(FileExistsError):
+                self.marker.touch(exist_ok=False)
+                time.sleep(3600)
         return super().measure(requests)
 
 
 class FillingLedger(Ledger):
-    """The process that writes it can write no file any further from the fifth time on."""
+    """The disk has no room for what is appended from the fifth time on."""
 
     _appends = 0
 
     def append(self, fingerprint: str, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> int:
         self._appends += 1
-        if self._appends == 5:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        return super().append(fingerprint, requests, outcomes)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if self._appends >= 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            return super().append(fingerprint, requests, outcomes)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)  # or events.jsonl might be the first to complain
 
 
 def load_poisoned(spec: EngineSpec) -> PlantedEngine:
@@ -94,8 +99,7 @@ def main(fault: str, *arguments: str) -> int:
         session.Ledger = FillingLedger
     else:
         session.Fleet = functools.partial(Fleet, loader=loaders[fault])
-    with RaySession():  # of its own accord Ray would start after the disk is full
-        return cli.main(arguments)
+    return cli.main(arguments)
 
 
 if __name__ == "__main__":

@@ -23,27 +23,27 @@ class LocalCluster:
         cpus: cores of each node, the head first.
 
     Attributes:
-        address: what a driver sets ``RAY_ADDRESS`` to.
+        environment: what a driver sets to find it, besides its own environment.
     """
 
     def __init__(self, *cpus: int) -> None:
         self._cpus = cpus
-        self.address = ""
+        self.environment: dict[str, str] = {}
 
     def __enter__(self) -> LocalCluster:
         # A folder of its own: in the usual one Ray leaves a note that makes this the cluster of the whole machine.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environment |= {"PYTHONPATH": str(ROOT), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        self.environment = {"PYTHONPATH": str(ROOT), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the loopback alone
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.measure.nodes", *map(str, self._cpus)],
             cwd=ROOT,
-            env=environment | {"RAY_TMPDIR": self._folder.name},
+            env=environment | self.environment | {"RAY_TMPDIR": self._folder.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = self._answer()
+        self.environment["RAY_ADDRESS"] = self._answer()
         return self
 
     def __exit__(

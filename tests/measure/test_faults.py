@@ -41,7 +41,12 @@ def quiet(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 def start(
-    cluster: LocalCluster, folder: Path, fault: str = "", delay_s: float = 0.0, unit_timeout_s: float = 600.0
+    cluster: LocalCluster,
+    folder: Path,
+    fault: str = "",
+    delay_s: float = 0.0,
+    unit_tokens: int = 120,
+    unit_timeout_s: float = 600.0,
 ) -> subprocess.Popen[str]:
     """A study on the cluster, in a process of its own."""
     study = planted(
@@ -52,7 +57,7 @@ def start(
         design__pilot={"requests_a_layer": 0},
         select={"candidates": 3, "limit": 3},
         confirm={"random_draws": 1, "bootstrap": 100, "curve": 2},
-        engine__unit_tokens=250,
+        engine__unit_tokens=unit_tokens,
         engine__unit_timeout_s=unit_timeout_s,
         engine__planted__delay_s=delay_s,
     )
@@ -61,7 +66,7 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-m", *module, "run", str(file), "--out", str(folder / "out")],
         cwd=ROOT,
-        env=os.environ | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(ROOT)},
+        env=os.environ | cluster.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -70,7 +75,10 @@ def start(
 
 def finish(study: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code, and what is on stderr besides the progress of the stages."""
-    _, errors = study.communicate(timeout=60)
+    try:
+        _, errors = study.communicate(timeout=60)
+    finally:
+        study.kill()
     return study.returncode, "\n".join(line for line in errors.splitlines() if not PROGRESS.match(line))
 
 
@@ -101,7 +109,7 @@ def parent(pid: int) -> int:
 def test_a_killed_worker_changes_nothing_and_the_workers_are_spread_over_the_nodes(
     cluster: LocalCluster, quiet: list[Any], tmp_path: Path
 ) -> None:
-    study = start(cluster, tmp_path, delay_s=0.1)
+    study = start(cluster, tmp_path, delay_s=0.05)
     wait_for(lambda: len(events(tmp_path, "worker_ready")) == 2)
     first, second = (event["pid"] for event in events(tmp_path, "worker_ready"))
     assert parent(first) != parent(second)
@@ -115,7 +123,7 @@ def test_a_killed_worker_changes_nothing_and_the_workers_are_spread_over_the_nod
 def test_a_killed_node_and_another_that_joins_change_nothing(
     cluster: LocalCluster, quiet: list[Any], tmp_path: Path
 ) -> None:
-    study = start(cluster, tmp_path, delay_s=0.4)
+    study = start(cluster, tmp_path, delay_s=0.1)
     wait_for(lambda: len(events(tmp_path, "worker_ready")) == 2)
     cluster.kill(1)
     wait_for(lambda: bool(events(tmp_path, "worker_lost")))
@@ -154,7 +162,7 @@ def test_an_engine_that_hangs_is_replaced_and_changes_nothing(
 def test_a_poisoned_item_is_named_everything_else_is_kept_and_a_cured_engine_ends_the_study(
     cluster: LocalCluster, quiet: list[Any], tmp_path: Path
 ) -> None:
-    code, errors = finish(start(cluster, tmp_path, "poison"))
+    code, errors = finish(start(cluster, tmp_path, "poison", unit_tokens=40))
     name = "/".join(POISONED) + " under none"
     assert code == 1
     assert f"quarantined: {name}; it killed all of the 3 workers it was given to" in errors.splitlines()
@@ -174,8 +182,9 @@ def test_a_full_disk_ends_the_study_in_one_line_and_loses_nothing_that_was_measu
 ) -> None:
     code, errors = finish(start(cluster, tmp_path, "full"))
     assert code == 1
-    assert errors.count("\n") == 0
-    assert errors.endswith("cannot be written: File too large")
+    ours = [line for line in errors.splitlines() if "[ray_log_sink]" not in line]  # Ray's own log has no room either
+    assert len(ours) == 1
+    assert ours[0].endswith("cannot be written: File too large")
     kept = len(list((tmp_path / "out" / "ledger").glob("part-*.parquet")))
     assert kept == 4
     assert finish(start(cluster, tmp_path)) == (0, "")

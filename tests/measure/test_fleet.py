@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,12 +150,14 @@ def answered_until_it_fails(fleet: Fleet, requests: list[Request], message: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "in_its_unit", "reason"), [("poison", 4, "ActorDiedError"), ("hang", 1, "hung: no answer")]
+    ("name", "tokens", "reason"), [("poison", 6, "ActorDiedError"), ("hang", UNIT_TOKENS, "hung: no answer")]
 )
 def test_a_request_that_kills_or_hangs_its_workers_is_quarantined_and_all_others_are_answered(
-    name: str, in_its_unit: int, reason: str, caplog: pytest.LogCaptureFixture
+    name: str, tokens: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = [*toy_requests(20), toy_request(name), *toy_requests(in_its_unit - 1, first=20)]
+    culprit = toy_request(name)
+    culprit = replace(culprit, prompt_ids=tuple(range(tokens - len(culprit.answer_ids))))
+    requests = [*toy_requests(20), culprit, *toy_requests(3, first=20)]
     events: list[dict[str, object]] = []
     with toy_fleet(
         workers=2, unit_timeout_s=1.0, notify=lambda kind, **fields: events.append({"event": kind, **fields})
@@ -162,7 +165,7 @@ def test_a_request_that_kills_or_hangs_its_workers_is_quarantined_and_all_others
         answered = answered_until_it_fails(
             fleet, requests, f"^1 request killed 3 workers each and could not be measured: toy/{name} under none; "
         )
-        assert sorted(answered) == [position for position in range(20 + in_its_unit) if position != 20]
+        assert sorted(answered) == [position for position in range(24) if position != 20]
         assert len(list(fleet.map(toy_requests(20)))) == 2, "the fleet is fit for more"
     quarantined = [event for event in events if event["event"] == "quarantined"]
     assert [(event["task"], event["item"], event["ablation"]) for event in quarantined] == [("toy", name, "")]

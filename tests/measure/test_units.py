@@ -38,6 +38,13 @@ def test_a_small_stage_is_shared_evenly_among_the_workers() -> None:
     assert [len(unit.requests) for unit in units] == [20, 20]
 
 
+def test_every_worker_gets_as_many_units_of_the_same_size() -> None:
+    requests = [long_request(tokens) for tokens in (20, 25, 23, 24) * 250]
+    sizes = [unit.tokens for unit in drain(UnitQueue(requests, unit_tokens=2000, workers=2))]
+    assert len(sizes) == 12, "23,000 tokens would fill eleven and a half"
+    assert max(sizes) - min(sizes) <= 50, "no further apart than two requests"
+
+
 def test_no_requests_make_no_units() -> None:
     queue = UnitQueue([], 100, 2)
     assert (queue.unfinished, queue.take()) == (0, None)
