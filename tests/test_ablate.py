@@ -111,6 +111,15 @@ def test_a_grid_that_makes_no_sense_is_refused_before_a_model_is_loaded(
         AblationGrid(**{"heads": {"a": "L0H0"}} | arguments)  # type: ignore[arg-type]
 
 
+def test_a_random_draw_that_finds_too_few_other_heads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    found = AblationGrid({"wide": "L0,L1H0"}, draws=2).conditions(SHAPE)
+
+    assert [len(condition.heads) for condition in found] == [SHAPE.heads + 1, 1, 1]
+    assert [record.message for record in caplog.records] == [
+        f"wide: too few other heads: a random draw has 1 for {SHAPE.heads + 1} given ones"
+    ]
+
+
 def test_a_grid_without_conditions_is_refused() -> None:
     with pytest.raises(UsageError, match="leave-one-out needs lists of at least two heads"):
         AblationGrid({"a": "L0H0"}, kinds=("leave-one-out",)).conditions(SHAPE)

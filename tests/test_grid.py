@@ -276,6 +276,8 @@ def test_a_failed_cell_stops_nothing_and_the_same_command_runs_only_what_is_miss
     assert any(event["event"] == "fleet_taken_over" for event in second)
 
     (out / "cells" / "one-other-cvxpy").unlink()
+    added = out / "cells" / "one-pair-lasso" / "crosscheck.json"  # as `cs-localize crosscheck` would
+    added.write_bytes((ROOT / "tests" / "confirm" / "golden" / "crosscheck.json").read_bytes())
     before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/heads.json")}
     again = run("sweep", str(file), "--out", str(out))
 
@@ -283,6 +285,7 @@ def test_a_failed_cell_stops_nothing_and_the_same_command_runs_only_what_is_miss
     assert "cell 4/8: one/other/cvxpy" in again.stderr
     assert "lasso" not in again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert added.exists()
     assert "8 of 8 studies finished." in (out / "index.html").read_text(encoding="utf-8")
     rows = pq.read_table(out / "heads.parquet").to_pylist()
     assert {f"{r['model']}/{r['task_set']}/{r['method']}" for r in rows} == {cell.name for cell in cells()}

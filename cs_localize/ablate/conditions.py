@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from cs_localize.confirm import random_heads
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.seeds import stream
+
+_LOG = logging.getLogger("cs_localize")
 
 KINDS = ("together", "single", "cumulative", "leave-one-out", "kv-groups", "layers")
 """The ways to make head sets of a list of heads; random controls are drawn besides."""
@@ -53,7 +56,8 @@ class AblationGrid:
             the first 1, 2, …; ``leave-one-out`` all but one; ``kv-groups`` and ``layers`` each whole KV group or layer
             that holds one of them.
         scales: what the heads' outputs are multiplied by.
-        draws: random controls of each list: as many heads of the same layers, none of the list.
+        draws: random controls of each list: as many heads of the same layers, none of the list; fewer, with a
+            warning, where a layer has no more.
         seed: seed of the draws.
     """
 
@@ -106,6 +110,10 @@ class AblationGrid:
             drawn = random_heads(heads, shape, stream(self.seed, "ablation", name, str(draw)))
             if not drawn:
                 raise UsageError(f"'{name}' takes whole layers, which leave no other heads to draw at random")
+            if draw == 0 and len(drawn) < len(heads):
+                _LOG.warning(
+                    "%s: too few other heads: a random draw has %d for %d given ones", name, len(drawn), len(heads)
+                )
             yield "random", (str(draw), drawn)
 
 

@@ -116,8 +116,9 @@ class _Prepared:
         except (OSError, CsLocalizeError):
             return None
         complete = (
-            (study.confirm is not None) == config.confirm.enabled
-            and (study.crosscheck is not None) == config.crosscheck.enabled
+            (folder / "design.npz").exists()
+            and (study.confirm is not None or not config.confirm.enabled)
+            and (study.crosscheck is not None or not config.crosscheck.enabled)  # it may have been added later
             and study.report.exists()
         )
         origin = study.heads.provenance

@@ -6,6 +6,7 @@ import binascii
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,8 +101,9 @@ def write_part(path: Path, table: pa.Table) -> None:
         temporary.rename(path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a dead file system nothing can be taken back
+            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise LedgerError(_write_problem(error, path.parent)) from None
 
 
