@@ -68,7 +68,8 @@ class Crew:
             self._crowded = True
             _LOG.warning("%d workers were asked for and the cluster has room for %d", self._size, room)
         free = (number for number in range(self._size) if number not in self._workers)
-        for number in itertools.islice(free, min(wanted, max(room, 1)) - len(self._workers)):
+        # The room may have shrunk below the workers that are held: a lost node is seen before the loss of its workers.
+        for number in itertools.islice(free, max(0, min(wanted, max(room, 1)) - len(self._workers))):
             self._workers[number] = WorkerHandle(number, self._spec, self._threads, self._gpus, self._loader)
 
     def give_back(self, unfinished: int) -> None:
