@@ -72,7 +72,9 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         raise UsageError("a grid of ablations goes into a folder; name it with --out")
     if arguments.log_samples is not None:
         raise UsageError("--log-samples is for one ablation; the answers of a grid are in its ablation.parquet")
-    tasks = _names(arguments.tasks or "")
+    tasks = [] if arguments.tasks is None else _names(arguments.tasks)
+    if arguments.tasks is not None and not tasks:
+        raise UsageError("--tasks names no task; 'cs-localize tasks' lists them")
     engine = EngineConfig()
     if arguments.heads_from is not None:
         study = of_study(arguments.heads_from)
@@ -86,8 +88,8 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         model,
         AblationGrid(
             heads,
-            _names(arguments.sets or "together"),
-            _numbers(arguments.scales or "0"),
+            _names("together" if arguments.sets is None else arguments.sets),
+            _numbers("0" if arguments.scales is None else arguments.scales),
             arguments.random or 0,
             arguments.seed,
         ),

@@ -16,7 +16,7 @@ from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
-from cs_localize.errors import CsLocalizeError
+from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.submit.verbs import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
@@ -138,8 +138,20 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / arguments.study.stem
+    _keep_file(arguments.study, out)
     command = ["cs-localize", "run", str(arguments.study), *_out_and_set(arguments)]
     return _run_study(arguments.study, out, arguments.set, command)
+
+
+def _keep_file(study: Path, out: Path) -> None:
+    """Refuses the one folder in which the study's record would be written over the file that the user wrote."""
+    from cs_localize.config import dump_study, load_study
+
+    record = out / "study.yaml"
+    if not (study.exists() and record.exists() and record.samefile(study)):
+        return
+    if study.read_bytes() != dump_study(load_study(study)).encode():
+        raise UsageError(f"{study} would be overwritten by the study's own record; choose another folder with --out")
 
 
 def _out_and_set(arguments: argparse.Namespace) -> list[str]:

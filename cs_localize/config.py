@@ -336,6 +336,8 @@ def first_problem(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"'{where}' is required{more}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("dict_type", "model_type"):
+        message = "give options, as 'name: value' lines"
     return f"'{where}': {message}{more}" if where else f"{message}{more}"
 
 

@@ -32,6 +32,10 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
     config = load_study(out / "study.yaml")
     if not config.confirm.enabled:
         raise UsageError(f"{out} has no confirmation to compare with; set confirm.enabled to true and run it again")
+    if not config.confirm.random_draws:
+        raise UsageError(
+            f"{out} has no random heads to compare with; set confirm.random_draws to 1 or more and run it again"
+        )
     finished = load_result(out)
     if finished.confirm is None:
         raise CsLocalizeError(f"{out / 'confirm.json'} does not exist; run the study first")

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cs_localize import __version__
 from cs_localize.errors import CsLocalizeError
 
 Interval = tuple[float, float]
@@ -28,6 +29,10 @@ class Provenance(_File):
     model_fingerprint: str = Field(description="Hash of the model's files.")
     seed: int = Field(description="Seed of splits, masks and resamples.")
     packages: dict[str, str] = Field(description="Versions of the packages the measurement depends on.")
+
+    def current(self, engine: str) -> bool:
+        """Whether this version of the package found it, with the engine of that fingerprint."""
+        return self.version == __version__ and self.engine == engine
 
 
 class RankedHead(_File):

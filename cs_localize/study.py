@@ -16,7 +16,7 @@ import numpy as np
 from cs_localize import __version__
 from cs_localize.config import StudyConfig, dump_study
 from cs_localize.confirm import confirm_heads, crosscheck, random_heads
-from cs_localize.errors import UsageError
+from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import (
     ConfirmFile,
     CrosscheckFile,
@@ -85,7 +85,7 @@ def run_study(
     with closing(Progress(out / "events.jsonl")) as progress:
         opened = session(progress) if session else _own_session(config, out, tuple(tasks), progress)
         with opened as current:
-            _clear(config, out)  # under the ledger's lock: a second run into this folder has no say in it
+            _clear(config, out, current.spec)  # under the ledger's lock: a second run into this folder has no say in it
             study = Study(config, out, tasks, current, progress)
             found = study.search()
             heads = study.write_heads(found, command)
@@ -278,6 +278,13 @@ def _own_session(
     return open_session(config.model, config.engine, tasks, Path(config.ledger or out / "ledger"), progress)
 
 
+def _heads_are_of(path: Path, spec: EngineSpec) -> bool:
+    try:
+        return read_file(path, HeadsFile).provenance.current(spec.fingerprint)
+    except CsLocalizeError:
+        return False
+
+
 def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -285,12 +292,15 @@ def _make_folder(out: Path) -> None:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
 
 
-def _clear(config: StudyConfig, out: Path) -> None:
-    """Takes away the results of another study that the folder may hold; its ledger stays useful."""
+def _clear(config: StudyConfig, out: Path, spec: EngineSpec) -> None:
+    """Takes away the results of another study or engine that the folder may hold; its ledger stays useful.
+
+    Otherwise a study that is interrupted would leave new heads beside the confirmation of the old ones.
+    """
     text = dump_study(config)
     path = out / "study.yaml"
     try:
-        if not path.exists() or path.read_bytes() != text.encode():
+        if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec):
             for name in RESULTS:
                 (out / name).unlink(missing_ok=True)
             write_text(path, text)

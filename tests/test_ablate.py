@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cs_localize.ablate import KINDS, AblationGrid, held_out
@@ -33,7 +35,7 @@ def test_heads_keep_the_order_they_are_typed_in() -> None:
         ("", "at least one head"),
         ("L4Q2", "not a head"),
         ("L4=x", "must be a number"),
-        ("L4G1=inf", "must be finite"),
+        ("L4G1=inf", "'L4G1=inf': .* must be finite"),
         ("L0H0,L0H0", "twice"),
     ],
 )
@@ -101,7 +103,9 @@ def test_random_controls_are_as_many_heads_of_the_same_layers_and_depend_on_the_
         ({"scales": (1.0,)}, "a scale of 1 is no ablation"),
         ({"scales": (float("nan"),)}, "a scale of nan"),
         ({"scales": ()}, "at least one scale"),
+        ({"kinds": ()}, "at least one kind of head sets"),
         ({"draws": -1}, "must not be negative"),
+        ({"draws": 10**12}, "at most 10000"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_before_a_model_is_loaded(
@@ -145,6 +149,9 @@ def test_items_are_those_a_study_of_the_same_seed_and_sizes_holds_out() -> None:
         (("--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--out", "x", "--scales", "half"), "--scales half"),
         (("--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--out", "x", "--sets", "pairs"), "'pairs'"),
         (("--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--out", "x", "--random", "-1"), "negative"),
+        (("--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--out", "x", "--sets", ""), "one kind"),
+        (("--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--out", "x", "--scales", ""), "one scale"),
+        (("--heads-from", "nowhere", "--out", "x", "--tasks", ","), "names no task"),
     ],
 )
 def test_a_mistake_in_a_grid_of_ablations_is_one_line_before_a_model_is_looked_for(
@@ -155,4 +162,17 @@ def test_a_mistake_in_a_grid_of_ablations_is_one_line_before_a_model_is_looked_f
     error = capsys.readouterr().err
     assert code in (1, 2)
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_samples_do_not_take_the_place_of_a_link_to_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    code = main(
+        ["ablate", "--heads", "L0H0", "--model", "m", "--tasks", "antonyms", "--log-samples", str(tmp_path / "loop")]
+    )
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "something else than a file" in error
     assert error.count("\n") == 1

@@ -114,6 +114,18 @@ def test_a_head_that_the_model_lacks_is_one_line_and_exit_code_2(
     assert "out of range" in error
 
 
+def test_a_study_file_is_not_overwritten_by_its_own_record(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", planted())
+    text = study.read_text(encoding="utf-8") + "# why these tasks\n"
+    study.write_text(text, encoding="utf-8")
+
+    code, error = fails(capsys, "run", str(study), "--out", str(tmp_path))
+
+    assert code == 2
+    assert "--out" in error
+    assert study.read_text(encoding="utf-8") == text
+
+
 def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,11 @@ def test_a_study_that_cannot_be_cross_checked_says_why(tmp_path: Path, capsys: p
     with pytest.raises(UsageError, match=r"confirm\.enabled"):
         crosscheck_study(tmp_path)
 
+    config = planted_config(confirm__random_draws=0)
+    (tmp_path / "study.yaml").write_text(dump_study(config), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"set confirm\.random_draws to 1 or more"):
+        crosscheck_study(tmp_path)
+
     out = tmp_path / "planted"
     run_study(planted_config(design__requests=200, confirm__random_draws=1), out)
     with pytest.raises(UsageError, match="no neurons"):

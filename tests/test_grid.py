@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from filelock import FileLock
 
 from cs_localize.cli import main
 from cs_localize.config import StudyConfig
@@ -99,6 +100,10 @@ def test_a_grid_without_methods_has_one_called_default() -> None:
     assert {cell.method for cell in parse_grid(data, Path("out"))} == {"default"}
 
 
+itself: dict[str, Any] = {}
+itself["engine"] = itself
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -116,6 +121,9 @@ def test_a_grid_without_methods_has_one_called_default() -> None:
         ({"base": {"model": "m"}}, "'base.model' is out of place; it belongs in 'models'"),
         ({"methods": {"a-b": {}, "b": {}}, "task_sets": {"s": ["antonyms"], "s-a": ["antonyms"]}}, "share a folder"),
         ({"methods": {"a": {"solver": {"options": {"alhpa": 1}}}}}, "cell one/pair/a: "),
+        ({"methods": {"a": None}}, "'methods.a': give options, as 'name: value' lines"),
+        ({"methods": {"m" * 100: {}}, "task_sets": {"s" * 100: ["antonyms"]}, "models": ["m" * 100]}, "shorter name"),
+        ({"base": itself, "methods": {"a": itself}}, "an option holds itself"),
         ({"task_sets": {"pair": ["antonyms"], "typo": ["antonymz"]}}, "cell one/typo/lasso: no task 'antonymz'"),
         ({"models": {"one": {"model": "no-such-model", "engine": {"name": "hf"}}}}, "no model 'no-such-model'"),
         ({"methods": {"a": {"crosscheck": {"enabled": True}}}}, "cell one/pair/a: the planted engine has no neurons"),
@@ -134,6 +142,39 @@ def test_a_mistake_anywhere_in_a_grid_is_one_line_and_exit_code_2_before_anythin
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ledger", [None, ""])
+def test_a_ledger_left_empty_is_the_grids_own(tmp_path: Path, ledger: str | None) -> None:
+    found = parse_grid(grid(base={**grid()["base"], "ledger": ledger}), tmp_path)
+
+    assert {cell.study.ledger for cell in found} == {str(tmp_path.resolve() / "ledger")}
+
+
+def test_a_folder_that_is_a_link_to_itself_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid()), encoding="utf-8")
+    (tmp_path / "loop").symlink_to("loop")
+
+    assert main(["sweep", str(file), "--out", str(tmp_path / "loop")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.ray
+def test_a_second_sweep_into_a_folder_that_is_in_use_leaves_its_state_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid()), encoding="utf-8")
+    out = tmp_path / "out"
+    (out / "ledger").mkdir(parents=True)
+    (out / "grid.json").write_text("of the first", encoding="utf-8")
+
+    with FileLock(out / "ledger" / ".lock"):
+        assert main(["sweep", str(file), "--out", str(out)]) == 1
+
+    assert "another study is writing" in capsys.readouterr().err
+    assert (out / "grid.json").read_text(encoding="utf-8") == "of the first"
 
 
 @pytest.mark.parametrize("text", ["", "words", "models: [", "- a"])

@@ -137,6 +137,27 @@ def test_another_study_in_the_same_folder_takes_the_old_results_away_and_keeps_t
     assert not (tmp_path / "confirm.json").exists()
 
 
+def test_new_heads_of_another_engine_never_lie_beside_the_old_confirmation(
+    finished: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = planted_config(ledger=str(finished.out / "ledger"))
+    (tmp_path / "study.yaml").write_text(dump_study(config), encoding="utf-8")
+    for name in ("heads.json", "confirm.json", "report.html"):
+        text = (finished.out / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text.replace(finished.heads.provenance.engine, "older"), encoding="utf-8")
+    monkeypatch.setattr("cs_localize.study.Study.confirm", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(config, tmp_path)
+
+    assert load_result(tmp_path).heads.provenance == finished.heads.provenance
+    assert not (tmp_path / "confirm.json").exists()
+    assert not (tmp_path / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     "victim", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["interrupted", "terminated", "killed"]
 )

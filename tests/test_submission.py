@@ -206,6 +206,20 @@ def test_a_study_that_is_left_out_of_what_travels_is_refused(tmp_path: Path) -> 
         plan(tmp_path, study=study, working_dir=tmp_path, excludes=["*.yaml"])
 
 
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", planted())
+
+    with pytest.raises(UsageError, match="--exclude !: write patterns"):
+        plan(tmp_path, study=study, working_dir=tmp_path, excludes=["!"])
+
+
+def test_a_working_dir_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(UsageError, match="not within --working-dir"):
+        plan(tmp_path, working_dir=tmp_path / "loop")
+
+
 # What travels
 
 
@@ -470,6 +484,28 @@ def test_an_address_that_is_none_of_a_job_server_says_how_to_write_it(address: s
 def test_a_server_that_is_none_of_ray_is_one_line(status: int, body: str) -> None:
     with web_server(status, body) as address, pytest.raises(UsageError, match="no Ray job server answers"):
         connect(address)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:port", "http://two words"])
+def test_an_address_that_no_url_has_is_one_line(address: str) -> None:
+    with pytest.raises(UsageError, match="no Ray job server answers"):
+        connect(address)
+
+
+def test_a_server_that_speaks_no_http_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-server\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(UsageError, match="no Ray job server answers"):
+            connect(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
 
 
 @pytest.mark.parametrize("status", [401, 403])

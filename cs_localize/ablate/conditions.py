@@ -18,6 +18,7 @@ _LOG = logging.getLogger("cs_localize")
 KINDS = ("together", "single", "cumulative", "leave-one-out", "kv-groups", "layers")
 """The ways to make head sets of a list of heads; random controls are drawn besides."""
 
+_MOST_DRAWS = 10_000  # as of a confirmation
 _Part = tuple[str, tuple[Head, ...]]
 
 
@@ -84,8 +85,12 @@ class AblationGrid:
         for scale in self.scales:
             if not math.isfinite(scale) or scale == 1:
                 raise UsageError(f"a scale of {scale:g} is no ablation; give finite numbers other than 1")
+        if not self.kinds and not self.draws:
+            raise UsageError(f"a grid of ablations needs at least one kind of head sets: {', '.join(KINDS)}")
         if self.draws < 0 or self.seed < 0:
             raise UsageError("random draws and their seed must not be negative")
+        if self.draws > _MOST_DRAWS:
+            raise UsageError(f"{self.draws} random draws of each list are too many; ask for at most {_MOST_DRAWS}")
 
     def conditions(self, shape: ModelShape) -> list[Condition]:
         """Every condition, list by list; the scales of one head set come together.

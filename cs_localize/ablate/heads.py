@@ -23,7 +23,7 @@ def check_spelling(text: str) -> None:
     for entry in entries:
         name, sign, factor = entry.partition("=")
         if _GROUP.fullmatch(name) or _LAYER.fullmatch(name):
-            Ablation.decode(f"L0H0{sign}{factor}")
+            _check_factor(entry, f"{sign}{factor}")
         else:
             narrow.append(entry)
     Ablation.decode(",".join(narrow))
@@ -64,6 +64,15 @@ def group_name(head: Head, shape: ModelShape) -> str:
 
 def _entries(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _check_factor(entry: str, factor: str) -> None:
+    """Refuses a factor that no head could have, in the name of what it was given to."""
+    stand_in = f"L0H0{factor}"
+    try:
+        Ablation.decode(stand_in)
+    except UsageError as error:
+        raise UsageError(str(error).replace(stand_in, entry)) from None
 
 
 def _units(name: str, shape: ModelShape) -> list[str]:

@@ -85,9 +85,9 @@ def ablate(
 
 def _writable(samples: Path) -> Path:
     """Where to write the samples; what is no file is refused, since the samples would take its place."""
-    if samples.exists() and not samples.is_file():
+    file = Path(os.path.realpath(samples))  # still a link where links go round in a circle
+    if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UsageError(f"--log-samples {samples}: there is something else than a file; name another")
-    file = samples.resolve()
     if not file.parent.is_dir():
         raise UsageError(f"--log-samples {samples}: there is no folder {samples.parent}")
     if not os.access(file.parent, os.W_OK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from cs_localize.config import StudyConfig, first_problem, parse_study, read_opt
 from cs_localize.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_FOLDER = 255  # characters of a name, on every common file system
 _PLACES = {
     "model": ("models",),
     "tasks": ("task_sets",),
@@ -140,12 +142,16 @@ def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...
     except ValidationError as error:
         raise UsageError(f"{source}: {first_problem(error)}") from None
     _check_places(grid, source)
-    shared = {"ledger": str((out / "ledger").resolve()), **grid.base}
+    ledger = grid.base.get("ledger")
+    shared = {**grid.base, "ledger": os.path.realpath(out / "ledger") if ledger in (None, "") else ledger}
     cells = []
     for model, of_model in grid.models.items():
         for task_set, chosen in grid.task_sets.items():
             for method, of_method in grid.methods.items():
-                study = _merged(_merged(shared, of_model), of_method)
+                try:
+                    study = _merged(_merged(shared, of_model), of_method)
+                except RecursionError:
+                    raise UsageError(f"{source}: an option holds itself; write it out without '*'") from None
                 study["tasks"] = list(chosen.tasks)
                 if chosen.controls:
                     study["controls"] = list(chosen.controls)
@@ -169,6 +175,11 @@ def _check_places(grid: GridConfig, source: str) -> None:
 def _check_folders(cells: list[Cell], source: str) -> None:
     seen: dict[str, Cell] = {}
     for cell in cells:
+        if len(cell.folder) > _LONGEST_FOLDER:
+            raise UsageError(
+                f"{source}: the folder {cell.folder} would have {len(cell.folder)} characters and may have "
+                f"{_LONGEST_FOLDER}; give its model, task set or method a shorter name"
+            )
         other = seen.setdefault(cell.folder.casefold(), cell)
         if other is not cell:
             raise UsageError(f"{source}: {other.name} and {cell.name} would share a folder; rename one of their parts")

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from cs_localize import __version__
 from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.grid.config import Cell
@@ -83,9 +82,11 @@ def run_grid(cells: Sequence[Cell], out: Path, stream: TextIO = sys.stderr) -> G
             one.take(study)
     results = tuple(one.result for one in prepared)
     missing = [one for one in prepared if one.result.status != "finished"]
-    _write(out, results)
-    if missing:
+    if not missing:
+        _write(out, results)
+    else:
         with Bench(_ledger(cells)) as bench:
+            _write(out, results)  # under the ledger's lock: what another driver is writing stays as it is
             for one in missing:
                 number = 1 + prepared.index(one)
                 stream.write(f"cell {number}/{len(prepared)}: {one.result.cell.name}\n")
@@ -121,9 +122,7 @@ class _Prepared:
             and (study.crosscheck is not None or not config.crosscheck.enabled)  # it may have been added later
             and study.report.exists()
         )
-        origin = study.heads.provenance
-        same = origin.version == __version__ and origin.engine == self.spec.fingerprint
-        return study if complete and same else None
+        return study if complete and study.heads.provenance.current(self.spec.fingerprint) else None
 
     def run(self, bench: Bench) -> None:
         """Runs the study and notes how it ended."""

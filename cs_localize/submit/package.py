@@ -79,8 +79,12 @@ def pack(root: Path, excludes: Sequence[str] = ()) -> Package:
             sizes[path.relative_to(top)] = path.stat().st_size
 
     top = root.absolute()
+    try:
+        excluded = _get_excludes(top, list(excludes))
+    except (ValueError, IndexError):  # what the parser of patterns says of '!'
+        raise UsageError(f"--exclude {' '.join(excludes)}: write patterns as in .gitignore") from None
     respect_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    _dir_travel(top, [_get_excludes(top, list(excludes))], note, include_gitignore=respect_gitignore, logger=_LOG)
+    _dir_travel(top, [excluded], note, include_gitignore=respect_gitignore, logger=_LOG)
     package = Package(top, sizes)
     if package.size > LARGEST:
         parts = ", ".join(f"{path} ({_mib(size)})" for path, size in package.heaviest())

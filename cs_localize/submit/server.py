@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import os
@@ -218,7 +219,7 @@ def _knock(address: str) -> None:
         if error.code not in (401, 403):  # it answers, and its client may know how to show who asks
             raise UsageError(_nobody(address, f"HTTP {error.code}")) from None
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UsageError(_nobody(address, _last_line(error))) from None
     if not isinstance(known, dict) or "ray_version" not in known:
         raise UsageError(_nobody(address, "something else does"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,6 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 def _within(study: Path, working_dir: Path) -> str:
     try:
-        return str(study.resolve().relative_to(working_dir.resolve()))
+        return str(Path(os.path.realpath(study)).relative_to(os.path.realpath(working_dir)))
     except ValueError:
         raise UsageError(f"{study} is not within --working-dir {working_dir}, so it would not travel") from None
