@@ -156,7 +156,7 @@ def test_the_gpu_variant_takes_the_versions_of_the_lock_for_all_the_project_asks
     asked = {
         re.split(r"[\[<>=]", line)[0] for line in table["optional-dependencies"]["measure"] + table["dependencies"]
     }
-    light = {"filelock", "jinja2", "markupsafe", "pyyaml", "rich"}  # no outcome depends on them
+    light = {"aiohttp", "filelock", "jinja2", "markupsafe", "pyyaml", "requests", "rich"}  # no outcome depends on them
     assert {name.replace("_", "-") for name in asked} - light - {"torch"} == set(shared)
 
 
