@@ -140,10 +140,7 @@ def merge_parts(paths: Sequence[Path], into: Path) -> int:
     Raises:
         LedgerError: if a file cannot be read or the new one not be written; then the old files are all there.
     """
-    try:
-        table = pa.concat_tables([_whole(path) for path in paths])
-    except (DamagedPart, FileNotFoundError):
-        raise LedgerError(f"a file of {into.parent} was damaged or removed meanwhile; run the study again") from None
+    table = pa.concat_tables([_to_merge(path) for path in paths])
     first: dict[str, int] = {}
     for row, key in enumerate(table.column("key").to_pylist()):
         first.setdefault(key, row)
@@ -166,6 +163,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _to_merge(path: Path) -> pa.Table:
+    try:
+        return _whole(path)
+    except DamagedPart:  # perhaps in a column that opening the ledger does not read, so running again would not help
+        raise LedgerError(
+            f"{path} is damaged; move it out of the folder: its outcomes are measured again when they are needed"
+        ) from None
+    except FileNotFoundError:
+        raise LedgerError(f"{path} was removed meanwhile; run the study again") from None
 
 
 def _whole(path: Path) -> pa.Table:

@@ -195,3 +195,23 @@ def test_a_disk_that_cannot_be_read_is_no_damage_of_the_file(tmp_path: Path, mon
         Ledger(tmp_path)
     monkeypatch.undo()
     assert len(Ledger(tmp_path)) == 2
+
+
+def test_damage_that_only_a_merge_sees_names_the_file_and_without_it_the_ledger_opens(tmp_path: Path) -> None:
+    fill(tmp_path, 30)
+    part = parts(tmp_path)[0]
+    (tmp_path / "part-00000009.parquet").write_bytes(part.read_bytes())  # rows twice, so the lock merges
+    items = pq.read_metadata(part).row_group(0).column(2)
+    whole = bytearray(part.read_bytes())
+    whole[(items.dictionary_page_offset or items.data_page_offset) + items.total_compressed_size - 2] ^= 255
+    part.write_bytes(whole)
+
+    with (
+        pytest.raises(LedgerError, match=f"{part.name} is damaged; move it out of the folder"),
+        Ledger(tmp_path).lock(),
+    ):
+        pass
+
+    part.unlink()
+    with Ledger(tmp_path).lock():
+        assert len(keys_on_disk(tmp_path)) == 30

@@ -160,7 +160,7 @@ def test_a_file_that_is_gone_or_damaged_when_it_is_to_be_merged_is_one_line(tmp_
     ledger = Ledger(tmp_path)
     with ledger.lock():
         parts(tmp_path)[0].write_bytes(b"")
-        with pytest.raises(LedgerError, match="was damaged or removed meanwhile; run the study again"):
+        with pytest.raises(LedgerError, match="is damaged; move it out of the folder"):
             append(ledger, toy_requests(1, first=3))
     again = Ledger(tmp_path)
     with again.lock():
