@@ -7,7 +7,9 @@ from typing import Self
 
 import cvxpy as cp
 import numpy as np
+from cvxpy.atoms.affine.reshape import reshape
 from cvxpy.atoms.affine.wraps import psd_wrap
+from cvxpy.atoms.norm import norm
 from cvxpy.atoms.quad_form import quad_form
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
@@ -125,7 +127,7 @@ class _Penalty:
     def excess(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
         """By group, how far the cost falls where a group without effects gets some, in units of its penalty."""
         own = np.stack([self._excess(row, weights) for row, weights in zip(slopes, self.own, strict=True)])
-        return np.maximum(own.max(axis=0), self._excess(slopes.sum(axis=0), self.shared))
+        return np.asarray(np.maximum(own.max(axis=0), self._excess(slopes.sum(axis=0), self.shared)))
 
     def _excess(self, slope: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         over = np.maximum(slope - (1 - self.group) * weights, 0.0).reshape(-1, self.width)
@@ -134,9 +136,10 @@ class _Penalty:
 
     def norms(self, part: cp.Expression, weights: NDArray[np.float64]) -> cp.Expression:
         """What the groups of one part bear."""
-        blocks = cp.reshape(part, (self.width, len(weights) // self.width), order="F")
+        blocks = reshape(part, (self.width, len(weights) // self.width), order="F")
         mean = weights.reshape(-1, self.width).mean(axis=1)
-        return self.group * self.width**0.5 * (cp.norm(blocks, 2, axis=0) @ mean)
+        share: cp.Expression = self.group * self.width**0.5 * (norm(blocks, 2, axis=0) @ mean)
+        return share
 
 
 def _solve(tasks: list[_Moments], penalty: _Penalty) -> NDArray[np.float64]:

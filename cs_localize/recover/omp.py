@@ -109,7 +109,7 @@ def _held_back_errors(arrays: TaskArrays, held: NDArray[np.bool_], limit: int) -
     if held.all() or not held.any():
         return np.zeros(limit + 1)
     path = _pursue(arrays.masks, arrays.damage, ~held, limit)
-    columns = np.column_stack([np.ones(int(held.sum())), arrays.masks[np.ix_(held, path.heads)]])
+    columns = np.column_stack([np.ones(int(held.sum())), arrays.masks[held][:, path.heads]])
     target = arrays.damage[held]
     errors = [
         float(np.sum((target - columns[:, : count + 1] @ path.coefficients(count)) ** 2))
