@@ -118,7 +118,9 @@ class DesignConfig(_Section):
 class SolverConfig(_Section):
     """From outcomes to effects."""
 
-    name: Literal["lasso", "cvxpy"] = Field("lasso", description="The sparse-recovery solver.")
+    name: Literal["lasso", "cvxpy", "omp", "saturating", "ridge", "marginal"] = Field(
+        "lasso", description="The solver; ridge and marginal are naive references."
+    )
     options: _Options = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
 
 

@@ -88,7 +88,7 @@ def test_what_is_no_mapping_is_refused_with_an_example(data: object) -> None:
         ("design", "density", 0),
         ("design", "fragile_density", 0),
         ("design", "block", 0),
-        ("solver", "name", "ridge"),
+        ("solver", "name", "magic"),
         ("select", "share", 0),
         ("select", "share", 1.01),
         ("select", "limit", 0),

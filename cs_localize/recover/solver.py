@@ -13,6 +13,9 @@ from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.convex import ConvexSolver
 from cs_localize.recover.lasso import LassoSolver
+from cs_localize.recover.naive import MarginalSolver, RidgeSolver
+from cs_localize.recover.omp import OmpSolver
+from cs_localize.recover.saturating import SaturatingSolver
 
 
 class Solver(Protocol):
@@ -50,7 +53,14 @@ class Solver(Protocol):
         ...
 
 
-SOLVERS: dict[str, Callable[..., Solver]] = {"lasso": LassoSolver, "cvxpy": ConvexSolver}
+SOLVERS: dict[str, Callable[..., Solver]] = {
+    "lasso": LassoSolver,
+    "cvxpy": ConvexSolver,
+    "omp": OmpSolver,
+    "saturating": SaturatingSolver,
+    "ridge": RidgeSolver,
+    "marginal": MarginalSolver,
+}
 """Every solver by the name a study gives it."""
 
 
@@ -65,7 +75,7 @@ def make_solver(name: str, **options: object) -> Solver:
         UsageError: on an unknown name or option, or a value out of range.
     """
     if name not in SOLVERS:
-        raise UsageError(f"no solver '{name}'; choose {' or '.join(SOLVERS)}")
+        raise UsageError(f"no solver '{name}'; choose {', '.join(list(SOLVERS)[:-1])} or {list(SOLVERS)[-1]}")
     known = inspect.signature(SOLVERS[name]).parameters
     unknown = sorted(set(options) - set(known))
     if unknown:

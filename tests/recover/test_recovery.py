@@ -14,6 +14,7 @@ from cs_localize.recover import SOLVERS, make_solver, rank_heads, specificity, u
 from tests.recover.builders import SMALL_REAL, TASKS, measure_designs, planted_engine
 
 SEEDS = range(3)
+SPARSE = [name for name in SOLVERS if name not in ("ridge", "marginal")]
 
 
 @cache
@@ -27,7 +28,7 @@ def measured(seed: int, requests: int) -> tuple[PlantedEngine, MeasurementTable]
     return engine, measure_designs(engine, designs)
 
 
-@pytest.mark.parametrize("name", list(SOLVERS))
+@pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize(("requests", "least"), [(600, 16), (1200, 17)])
 def test_the_strongest_specific_head_of_nearly_every_task_comes_first(name: str, requests: int, least: int) -> None:
     first = 0
@@ -40,7 +41,7 @@ def test_the_strongest_specific_head_of_nearly_every_task_comes_first(name: str,
     assert first >= least, f"{first} of {len(SEEDS) * len(TASKS)} tasks"
 
 
-@pytest.mark.parametrize("name", list(SOLVERS))
+@pytest.mark.parametrize("name", SPARSE)
 def test_universal_heads_are_listed_and_none_of_the_specific_ones(name: str) -> None:
     found = set()
     for seed in SEEDS:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 
+from cs_localize.config import SolverConfig
 from cs_localize.design import draw_design, inclusion_rates
 from cs_localize.errors import SolverError, UsageError
 from cs_localize.heads import ModelShape
@@ -17,7 +19,12 @@ from cs_localize.recover import SOLVERS, make_solver
 SHAPE = ModelShape(layers=5, heads=8, kv_heads=4, head_dim=8, ffn=16)
 TRUE = {3: 2.0, 17: 1.2, 30: 0.8}
 
-pytestmark = pytest.mark.parametrize("name", list(SOLVERS))
+NAIVE = ("ridge", "marginal")
+
+every = pytest.mark.parametrize("name", list(SOLVERS))
+sparse = pytest.mark.parametrize("name", [name for name in SOLVERS if name not in NAIVE])
+# Where damage saturates, its level counts and not only how it differs between requests.
+linear = pytest.mark.parametrize("name", [name for name in SOLVERS if name != "saturating"])
 
 
 def additive_table(seed: int = 0, rows: int = 400, noise: float = 0.3) -> MeasurementTable:
@@ -44,6 +51,7 @@ def additive_table(seed: int = 0, rows: int = 400, noise: float = 0.3) -> Measur
     )
 
 
+@sparse
 def test_effects_are_found_in_nats_and_little_else(name: str) -> None:
     solver = make_solver(name).fit(additive_table())
     assert solver.effects_.shape == (2, SHAPE.n_heads)
@@ -56,9 +64,17 @@ def test_effects_are_found_in_nats_and_little_else(name: str) -> None:
     assert not solver.untested_.any()
 
 
+@every
+def test_the_strongest_heads_come_first(name: str) -> None:
+    solver = make_solver(name).fit(additive_table())
+    assert np.argsort(-solver.effects_[0])[:3].tolist() == list(TRUE)
+    assert solver.effects_[1, 3] > 0.4
+
+
+@every
 def test_the_constructor_only_stores_and_fit_returns_the_solver(name: str) -> None:
-    solver = make_solver(name, alpha=0.02)
-    assert solver.get_params()["alpha"] == 0.02
+    solver = make_solver(name, floor=5.5)
+    assert solver.get_params()["floor"] == 5.5
     assert not [attribute for attribute in vars(solver) if attribute.endswith("_")]
     copy = clone(solver)
     assert copy.get_params() == solver.get_params()
@@ -66,6 +82,7 @@ def test_the_constructor_only_stores_and_fit_returns_the_solver(name: str) -> No
     assert not hasattr(solver, "effects_")
 
 
+@every
 def test_permuting_heads_permutes_effects(name: str) -> None:
     table = additive_table()
     order = np.random.default_rng(1).permutation(SHAPE.n_heads)
@@ -74,12 +91,14 @@ def test_permuting_heads_permutes_effects(name: str) -> None:
     assert permuted == pytest.approx(plain[:, order], abs=1e-3)
 
 
+@every
 def test_the_order_of_rows_does_not_matter(name: str) -> None:
     table = additive_table()
     shuffled = table.take(np.random.default_rng(1).permutation(len(table)))
     assert make_solver(name).fit(shuffled).effects_ == pytest.approx(make_solver(name).fit(table).effects_, abs=1e-3)
 
 
+@linear
 def test_scaling_the_damage_of_a_task_scales_its_effects_alone(name: str) -> None:
     table = additive_table()
     factor = np.where(table.task == 1, 3.0, 1.0)
@@ -88,6 +107,7 @@ def test_scaling_the_damage_of_a_task_scales_its_effects_alone(name: str) -> Non
     assert larger == pytest.approx(plain * np.array([[1.0], [3.0]]), abs=3e-3)
 
 
+@linear
 def test_what_differs_between_items_is_not_charged_to_heads(name: str) -> None:
     table = additive_table(noise=0.05)
     extra = 3.0 * np.random.default_rng(2).random(40)[table.item]
@@ -96,12 +116,14 @@ def test_what_differs_between_items_is_not_charged_to_heads(name: str) -> None:
     assert np.abs(moved - plain).max() < 0.25
 
 
+@every
 def test_repeated_masks_are_no_problem(name: str) -> None:
     table = additive_table()
     twice = table.take(np.repeat(np.arange(len(table)), 2))
     assert np.argsort(-make_solver(name).fit(twice).effects_[0])[:3].tolist() == list(TRUE)
 
 
+@every
 @pytest.mark.parametrize("value", [False, True])
 def test_a_head_that_was_never_tested_has_no_effect_and_says_so(name: str, value: bool) -> None:
     table = additive_table()
@@ -113,6 +135,7 @@ def test_a_head_that_was_never_tested_has_no_effect_and_says_so(name: str, value
     assert solver.untested_.sum() == 1
 
 
+@every
 def test_constant_outcomes_have_no_effects(name: str) -> None:
     table = additive_table()
     solver = make_solver(name).fit(replace(table, score=table.baseline - 0.7))
@@ -120,6 +143,7 @@ def test_constant_outcomes_have_no_effects(name: str) -> None:
     assert solver.intercept_ == pytest.approx([0.7, 0.7])
 
 
+@every
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize("field", ["score", "baseline"])
 def test_an_outcome_without_a_finite_score_is_an_error(name: str, field: str, value: float) -> None:
@@ -130,21 +154,82 @@ def test_an_outcome_without_a_finite_score_is_an_error(name: str, field: str, va
         make_solver(name).fit(replace(table, **{field: values}))
 
 
+@every
 def test_a_task_without_outcomes_is_an_error(name: str) -> None:
     table = additive_table()
     with pytest.raises(SolverError, match="task 'b' has no outcomes"):
         make_solver(name).fit(table.take(table.rows_of("a")))
 
 
+@every
 def test_one_task_alone_can_be_fitted(name: str) -> None:
     table = additive_table()
     solver = make_solver(name).fit(replace(table.take(table.rows_of("a")), tasks=("a",)))
     assert np.argsort(-solver.effects_[0])[:3].tolist() == list(TRUE)
 
 
+@every
+def test_a_model_that_no_mask_touches_has_no_effects(name: str) -> None:
+    table = additive_table()
+    solver = make_solver(name).fit(replace(table, masks=np.zeros_like(table.masks)))
+    assert solver.untested_.all()
+    assert not solver.effects_.any()
+
+
+@every
+def test_two_heads_that_always_go_together_share_what_one_of_them_has(name: str) -> None:
+    table = additive_table()
+    masks = table.masks.copy()
+    masks[:, 4] = masks[:, 3]
+    effects = make_solver(name).fit(replace(table, masks=masks)).effects_
+    assert np.isfinite(effects).all()
+    assert effects[0, [3, 4]].sum() > 1.2
+
+
+@every
+def test_a_single_request_has_no_effects(name: str) -> None:
+    table = additive_table().take(np.array([0]))
+    solver = make_solver(name).fit(replace(table, tasks=("a",)))
+    assert not solver.effects_.any()
+    assert solver.untested_.all()
+
+
+@every
 def test_unknown_options_and_impossible_values_are_usage_errors(name: str) -> None:
-    with pytest.raises(UsageError, match=f"solver '{name}' has no option 'alhpa'; it has alpha"):
+    known = ", ".join(make_solver(name).__init__.__code__.co_varnames[1:])  # type: ignore[misc]
+    with pytest.raises(UsageError, match=f"solver '{name}' has no option 'alhpa'; it has {known}"):
         make_solver(name, alhpa=1)
     for value in (0, -1.0, float("nan"), "much", True):
-        with pytest.raises(UsageError, match=r"'alpha' is .*; give a number above 0"):
-            make_solver(name, alpha=value)
+        with pytest.raises(UsageError, match=r"'floor' is .*; give a number above 0"):
+            make_solver(name, floor=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("lasso", "alpha", 0, "number above 0"),
+        ("cvxpy", "alpha", "much", "number above 0"),
+        ("ridge", "alpha", -1, "number above 0"),
+        ("saturating", "cap", 0, "number above 0"),
+        ("lasso", "positive", "yes", "true or false"),
+        ("cvxpy", "group", 1, "from 0 to below 1"),
+        ("cvxpy", "group", True, "from 0 to below 1"),
+        ("omp", "limit", 0, "whole number of at least 1"),
+        ("omp", "limit", 2.5, "whole number of at least 1"),
+        ("omp", "folds", 1, "whole number of at least 2"),
+    ],
+)
+def test_an_option_out_of_range_says_what_to_give(name: str, option: str, value: object, message: str) -> None:
+    with pytest.raises(UsageError, match=f"'{option}' is .*; give a? ?.*{message}"):
+        make_solver(name, **{option: value})
+
+
+def test_scaling_the_damage_and_the_cap_scales_the_effects_under_a_saturating_link() -> None:
+    table = additive_table()
+    scaled = replace(table, score=table.baseline - 3.0 * (table.baseline - table.score))
+    plain = make_solver("saturating", floor=100.0, cap=6.0).fit(table).effects_
+    assert make_solver("saturating", floor=100.0, cap=18.0).fit(scaled).effects_ == pytest.approx(3 * plain, abs=3e-3)
+
+
+def test_a_study_can_name_every_solver() -> None:
+    assert get_args(SolverConfig.model_fields["name"].annotation) == tuple(SOLVERS)

@@ -1,0 +1,296 @@
+"""Which method finds planted heads for how many requests, and how long the solvers take.
+
+    python benchmarks/recovery.py [--repeats 40] [--heads 270 512 1024] [--named 5 10] [--out DIR] [--greedy]
+    python benchmarks/recovery.py --speed [--large]
+
+The generator is the `planted` engine, called in process. Four tasks, `a` to `d`, control each other; each has 40 search
+and 40 fresh items. N = 270 is 30 layers x 9 heads on 3 KV heads; 512 is 16 x 32 on 8; 1,024 is 32 x 32 on 8. For task t,
+item i and knocked-out heads S,
+
+    score = min(0, log(e^-10 + (1 - e^-10) exp(min(0, base_i - D))) + noise)
+    D     = sum_h in S  effect[t,h] f[i,h] s_i  +  joint terms
+
+with base_i = -exp(Normal(-1.2, 0.9)), s_i = exp(Normal(0, 0.3)), f[i,h] lognormal of mean 1 and log-deviation 0.8, and
+noise Normal(0, 0.03). effect[t,h] is Laplace around 0.005 of scale 0.01 (a quiet background of about one percent of the
+probability), plus: for each of k heads specific to the task 3 x 0.8^j, j = 0..k-1; for five universal heads in the first
+tenth of the layers 3 x 0.6^(j/2) times exp(Normal(0, 0.2)). Joint terms, in units of 3 s_i: 0.5 if both the first
+specific head and its backup are gone; for task `a`, the square of the share of one KV group that is gone. Which heads,
+and every draw, follow from the seed of the repeat.
+
+All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
+sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers), cut
+to the budget. `oracle` is told which heads are planted and orders them by least squares on the same requests; it stands
+for the ceiling. `hit`: the strongest specific head comes first. `recall`: share of the k specific heads among the first
+k. `damage`: mean damage on fresh items with the first k heads zeroed together, less the mean over the other tasks, as a share
+of the same for the k planted heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cs_localize.baselines import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep
+from cs_localize.design import draw_design, inclusion_rates
+from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.measure.planted import PlantedEngine, PlantedOptions
+from cs_localize.measure.protocol import Mode, Request
+from cs_localize.outcomes import Item, MeasurementTable, Outcome
+from cs_localize.recover import make_solver, rank_heads, selection_frequencies, specificity
+
+TASKS = ("a", "b", "c", "d")
+SHAPES = {
+    270: ModelShape(layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536),
+    512: ModelShape(layers=16, heads=32, kv_heads=8, head_dim=64, ffn=8192),
+    1024: ModelShape(layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336),
+    5120: ModelShape(layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672),
+}
+SEARCH = {task: [Item(task, f"search-{n}", f"{task} {n}:", f" {n}") for n in range(40)] for task in TASKS}
+FRESH = {task: [Item(task, f"fresh-{n}", f"{task} {n}:", f" {n}") for n in range(40)] for task in TASKS}
+SOLVERS: dict[str, tuple[str, dict[str, float]]] = {
+    "lasso": ("lasso", {}),
+    "cvxpy": ("cvxpy", {}),
+    "cvxpy grouped": ("cvxpy", {"group": 0.5}),
+    "omp": ("omp", {}),
+    "saturating": ("saturating", {}),
+    "ridge": ("ridge", {}),
+    "marginal": ("marginal", {}),
+}
+BUDGETS = (1 / 3, 2 / 3, 1, 2, 4)
+"""Requests a task, in multiples of the number of heads."""
+COLUMNS = ("heads", "named", "requests", "method", "repeats", "hit", "recall", "damage")
+
+
+class Direct:
+    """A ``Measurer`` that asks the engine in this process."""
+
+    def __init__(self, engine: PlantedEngine) -> None:
+        self.engine = engine
+
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        """The item's number stands for its tokens."""
+        kind, number = item.id.split("-")
+        return Request(item, (len(kind), int(number)), (TASKS.index(item.task),), ablation, mode)
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        """The engine's outcomes."""
+        return self.engine.measure(requests)
+
+
+def main() -> int:
+    """Runs the comparison, or the clock."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=40, help="seeds of the generator (default 40)")
+    parser.add_argument("--heads", type=int, nargs="+", default=[270, 512, 1024], choices=[270, 512, 1024], metavar="N")
+    parser.add_argument("--named", type=int, nargs="+", default=[5, 10], metavar="K", help="planted heads a task")
+    parser.add_argument("--greedy", action="store_true", help="also iterative greedy, on 2 items: about 2 N K requests")
+    parser.add_argument("--out", type=Path, help="folder for recovery.csv and recovery.svg")
+    parser.add_argument("--speed", action="store_true", help="time the solvers instead")
+    parser.add_argument("--large", action="store_true", help="with --speed: N = 5,120 with 15,000 requests as well")
+    options = parser.parse_args()
+    if options.speed:
+        speed(options.large)
+        return 0
+    rows = []
+    for heads in options.heads:
+        for named in options.named:
+            rows += compare(heads, named, options.repeats, options.greedy)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with (options.out / "recovery.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerows([COLUMNS, *rows])
+        (options.out / "recovery.svg").write_text(plot(rows), encoding="utf-8")
+        print(f"{options.out / 'recovery.csv'} and {options.out / 'recovery.svg'} written")
+    return 0
+
+
+def compare(heads: int, named: int, repeats: int, greedy: bool) -> list[tuple[object, ...]]:
+    """All methods on one size; prints the table and returns its rows."""
+    marks: dict[tuple[int, str], list[NDArray[np.float64]]] = defaultdict(list)
+    for seed in range(repeats):
+        options = PlantedOptions(TASKS, seed, n_specific=named, decay=0.8, background=0.01)
+        engine = PlantedEngine(SHAPES[heads], options)
+        for requests, method, ranking in rankings(engine, seed, greedy and named):
+            marks[requests, method].append(judge(engine, ranking, named))
+    rows: list[tuple[object, ...]] = []
+    print(f"\nN = {heads:,}, k = {named}, {repeats} repeats\n requests  method           hit  recall  damage")
+    for (requests, method), scores in sorted(marks.items()):
+        hit, recall, damage = np.mean(scores, axis=0)
+        print(f"{requests:>9,}  {method:<15} {hit:.2f}    {recall:.2f}    {damage:.2f}", flush=True)
+        rows.append((heads, named, requests, method, repeats, f"{hit:.4f}", f"{recall:.4f}", f"{damage:.4f}"))
+    return rows
+
+
+def rankings(engine: PlantedEngine, seed: int, greedy: int) -> Iterator[tuple[int, str, dict[str, tuple[Head, ...]]]]:
+    """Requests a task, method and ranking, for every method at every budget."""
+    measurer, shape = Direct(engine), engine.shape
+    methods: dict[str, Method] = {"exhaustive": ExhaustiveSweep(), "random": RandomHeads(seed)}
+    methods |= {f"thin sweep {items}": ThinSweep(items, seed) for items in (1, 2, 4)}
+    if greedy:
+        part = {task: items[:2] for task, items in SEARCH.items()}
+        found = Greedy(greedy).localize(measurer, shape, part, {})
+        yield found.requests["a"], "greedy", found.ranking
+    for name, method in methods.items():
+        found = method.localize(measurer, shape, SEARCH, {})
+        yield found.requests["a"], name.rstrip(" 124"), found.ranking
+    largest = int(max(BUDGETS) * shape.n_heads)
+    table = measured(engine, largest, seed)
+    for budget in BUDGETS:
+        requests = int(budget * shape.n_heads)
+        part_table = table.take(np.concatenate([table.rows_of(task)[:requests] for task in TASKS]))
+        for name, (solver, options) in SOLVERS.items():
+            yield requests, name, ranked(make_solver(solver, **options).fit(part_table).effects_, shape)
+        yield requests, "oracle", ranked(oracle(engine, part_table), shape)
+
+
+def measured(engine: PlantedEngine, requests: int, seed: int) -> MeasurementTable:
+    """One design a task, measured."""
+    shape = engine.shape
+    rates = inclusion_rates(shape, 0.06, range(max(1, shape.layers // 10)), 0.015)
+    heads, measurer = list(shape.all_heads()), Direct(engine)
+    columns = defaultdict(list)
+    for number, task in enumerate(TASKS):
+        rng = np.random.default_rng([seed, number])
+        design = draw_design("balanced", "request", rates, requests, len(SEARCH[task]), 1, rng)
+        bare = measurer.measure([measurer.request(item, Ablation()) for item in SEARCH[task]], "baseline")
+        ablations = [Ablation.of(heads[h] for h in np.flatnonzero(mask)) for mask in design.masks]
+        asked = [measurer.request(SEARCH[task][i], a) for i, a in zip(design.items, ablations, strict=True)]
+        outcomes = measurer.measure(asked, "search")
+        columns["task"].append(np.full(requests, number))
+        columns["item"].append(design.items + number * len(SEARCH[task]))
+        columns["masks"].append(design.masks)
+        columns["score"].append(np.array([outcome.score for outcome in outcomes]))
+        columns["baseline"].append(np.array([bare[i].score for i in design.items]))
+        columns["correct"].append(np.array([outcome.correct for outcome in outcomes]))
+        columns["tokens"].append(np.array([outcome.tokens for outcome in outcomes]))
+    return MeasurementTable(shape, TASKS, **{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def oracle(engine: PlantedEngine, table: MeasurementTable) -> NDArray[np.float64]:
+    """Least squares on the planted heads alone, ``[n_tasks, n_heads]``."""
+    shape = engine.shape
+    planted = {*engine.universal(), *engine.group(), *map(engine.backup, TASKS)}.union(*map(engine.truth, TASKS))
+    support = sorted(map(shape.index, planted))
+    effects = np.zeros((len(TASKS), shape.n_heads))
+    for row, task in enumerate(TASKS):
+        rows = table.rows_of(task)
+        columns = np.column_stack([table.masks[rows][:, support].astype(float), np.ones(len(rows))])
+        effects[row, support] = np.linalg.lstsq(columns, table.damage(6.0)[rows], rcond=None)[0][:-1]
+        # What matters to all tasks is specific to none, and told to the oracle.
+        own = {shape.index(head) for head in engine.truth(task)}
+        effects[row, [h for h in support if h not in own]] = 0.0
+    return effects
+
+
+def ranked(effects: NDArray[np.float64], shape: ModelShape) -> dict[str, tuple[Head, ...]]:
+    """By task, all heads, most specific first."""
+    order = rank_heads(specificity(effects, TASKS, {}).strongest, effects)
+    return {task: tuple(shape.head(int(i)) for i in row) for task, row in zip(TASKS, order, strict=True)}
+
+
+def judge(engine: PlantedEngine, ranking: dict[str, tuple[Head, ...]], named: int) -> NDArray[np.float64]:
+    """Hit, recall and damage of a ranking, means over tasks."""
+    marks = []
+    for task in TASKS:
+        truth = list(engine.truth(task))
+        first = ranking[task][:named]
+        gained, best = (specific_damage(engine, task, heads) for heads in (first, truth))
+        marks.append([first[0] == truth[0], len(set(first) & set(truth)) / named, gained / best])
+    return np.asarray(np.mean(marks, axis=0))
+
+
+def specific_damage(engine: PlantedEngine, task: str, heads: Sequence[Head]) -> float:
+    """Damage to the task on fresh items, less the mean damage to the others, in nats."""
+    controls = [fresh_damage(engine, other, heads) for other in TASKS if other != task]
+    return fresh_damage(engine, task, heads) - float(np.mean(controls))
+
+
+def fresh_damage(engine: PlantedEngine, task: str, heads: Sequence[Head]) -> float:
+    """Mean damage on fresh items with some heads zeroed together, in nats."""
+    measurer = Direct(engine)
+    scores = [
+        np.array([o.score for o in measurer.measure([measurer.request(item, a) for item in FRESH[task]], "judge")])
+        for a in (Ablation(), Ablation.of(heads))
+    ]
+    return float(np.mean(scores[0] - scores[1]))
+
+
+def plot(rows: Sequence[tuple[object, ...]]) -> str:
+    """Recall against requests as SVG, a panel a size; the same colour for a method everywhere."""
+    methods = sorted({str(row[3]) for row in rows})
+    colour = {method: f"hsl({360 * i // len(methods)},65%,40%)" for i, method in enumerate(methods)}
+    panels = sorted({(int(str(row[0])), int(str(row[1]))) for row in rows})
+    parts = []
+    for number, (heads, named) in enumerate(panels):
+        lines = defaultdict(list)
+        for row in rows:
+            if row[:2] == (heads, named) and int(str(row[2])):
+                x = 40 + 40 * (np.log2(int(str(row[2])) / heads) + 2)
+                lines[str(row[3])].append((x, 180 - 160 * float(str(row[6]))))
+        left, top = 20 + 380 * (number % 2), 30 + 230 * (number // 2)
+        parts.append(f'<g transform="translate({left},{top})"><text x="40" y="10">N = {heads}, k = {named}</text>')
+        parts.append('<path d="M40 20V180H360" fill="none" stroke="#888"/><text x="8" y="24">1.0</text>')
+        parts.append('<text x="8" y="184">0.0</text><text x="130" y="200">requests / N: 1/4 ... 64 (doubling)</text>')
+        for method, points in lines.items():
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(points))
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour[method]}" stroke-width="2"/>')
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour[method]}"/>' for x, y in points]
+        parts.append("</g>")
+    bottom = 50 + 230 * ((len(panels) + 1) // 2)
+    for number, method in enumerate(methods):
+        x, y = 40 + 120 * (number % 6), bottom + 18 * (number // 6)
+        parts.append(f'<text x="{x}" y="{y}" fill="{colour[method]}">{method}</text>')
+    parts.insert(0, "<title>recall of the planted heads against requests</title>")
+    style = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12"'
+    return f'<svg {style} width="800" height="{bottom + 50}">{"".join(parts)}</svg>\n'
+
+
+def speed(large: bool) -> None:
+    """Prints the seconds of every solver, and the growth with heads and requests."""
+    print("    heads  requests  what                   seconds  peak memory, GiB")
+    for heads, requests in ((270, 900), (512, 1500), (1024, 3000)):
+        table = one_task(heads, requests)
+        for name in ("lasso", "omp", "saturating", "cvxpy", "ridge", "marginal"):
+            clock(heads, requests, name, partial(make_solver(name).fit, table))
+        resample = partial(selection_frequencies, table, make_solver("lasso"), 100, np.random.default_rng(0))
+        clock(heads, requests, "lasso, 100 resamples", resample)
+    if large:
+        table = one_task(5120, 15_000)
+        for name in ("lasso", "omp"):
+            clock(5120, 15_000, name, partial(make_solver(name).fit, table))
+
+
+def one_task(heads: int, requests: int) -> MeasurementTable:
+    """Damage of 20 heads plus noise: the engine would take longer than the solvers."""
+    rng = np.random.default_rng(0)
+    shape = SHAPES[heads]
+    design = draw_design("balanced", "request", inclusion_rates(shape, 0.06), requests, 60, 1, rng)
+    effects = np.zeros(heads)
+    effects[rng.choice(heads, 20, replace=False)] = 3 * 0.9 ** np.arange(20)
+    damage = design.masks @ effects + rng.normal(0, 1, requests)
+    zeros = np.zeros(requests)
+    task = np.zeros(requests, dtype=np.int64)
+    return MeasurementTable(shape, ("a",), task, design.items, design.masks, -damage, zeros, damage < 1, task)
+
+
+def clock(heads: int, requests: int, what: str, call: Callable[[], object]) -> None:
+    """Times one call and prints a row."""
+    start = time.perf_counter()
+    call()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{heads:>9,} {requests:>9,}  {what:<22} {time.perf_counter() - start:>7.2f}  {peak:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
