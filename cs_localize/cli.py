@@ -17,6 +17,7 @@ from types import FrameType
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
 from cs_localize.errors import CsLocalizeError
+from cs_localize.export_verb import add_export
 
 _LONGEST = 1500  # characters of a message
 
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.set_defaults(run=_sweep)
 
     add_ablate(verbs)
+    add_export(verbs)
 
     tasks = verbs.add_parser("tasks", help="list the tasks")
     tasks.set_defaults(run=_tasks)
