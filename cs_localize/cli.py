@@ -17,6 +17,7 @@ from types import FrameType
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.export_verb import add_export
 from cs_localize.submit.verbs import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.set_defaults(run=_sweep)
 
     add_ablate(verbs)
+    add_export(verbs)
 
     crosscheck = verbs.add_parser("crosscheck", help="set the heads of a finished study against neurons")
     crosscheck.add_argument("study", type=Path, metavar="STUDY_DIR", help="the study's folder")

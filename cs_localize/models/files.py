@@ -20,16 +20,16 @@ _SMALL = (
     "chat_template.jinja",
     *_VOCABULARIES,
 )
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _WHOLE_BYTES = 2 << 30
-_LARGEST_HEADER = 100_000_000  # bytes; the limit of the format, so that another file's first bytes are not believed
+LARGEST_HEADER = 100_000_000  # bytes; the limit of the format, so that another file's first bytes are not believed
 _PIECES = 16
 _PIECE_BYTES = 64 << 10
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a model: those its index lists, else those in the directory, sorted by name."""
-    index = directory / _INDEX
+    index = directory / INDEX
     if index.is_file():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -80,7 +80,7 @@ def _pieces(file: Path, whole: bool) -> Iterator[bytes]:
             while piece := stream.read(1 << 20):
                 yield piece
             return
-        header = stream.read(min(int.from_bytes(stream.read(8), "little"), _LARGEST_HEADER))
+        header = stream.read(min(int.from_bytes(stream.read(8), "little"), LARGEST_HEADER))
         yield header
         start = 8 + len(header)
         for begin, end in _extents(header, file):
