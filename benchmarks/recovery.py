@@ -3,26 +3,26 @@
     python benchmarks/recovery.py [--repeats 40] [--heads 270 512 1024] [--named 5 10] [--out DIR] [--greedy]
     python benchmarks/recovery.py --speed [--large]
 
-The generator is the `planted` engine, called in process. Four tasks, `a` to `d`, control each other; each has 40 search
-and 40 fresh items. N = 270 is 30 layers x 9 heads on 3 KV heads; 512 is 16 x 32 on 8; 1,024 is 32 x 32 on 8. For task t,
-item i and knocked-out heads S,
+The generator is the `planted` engine, called in process. Four tasks, `a` to `d`, control each other; each has 40
+search and 40 fresh items. N = 270 is 30 layers x 9 heads on 3 KV heads; 512 is 16 x 32 on 8; 1,024 is 32 x 32 on 8.
+For task t, item i and knocked-out heads S,
 
     score = min(0, log(e^-10 + (1 - e^-10) exp(min(0, base_i - D))) + noise)
     D     = sum_h in S  effect[t,h] f[i,h] s_i  +  joint terms
 
-with base_i = -exp(Normal(-1.2, 0.9)), s_i = exp(Normal(0, 0.3)), f[i,h] lognormal of mean 1 and log-deviation 0.8, and
-noise Normal(0, 0.03). effect[t,h] is Laplace around 0.005 of scale 0.01 (a quiet background of about one percent of the
-probability), plus: for each of k heads specific to the task 3 x 0.8^j, j = 0..k-1; for five universal heads in the first
-tenth of the layers 3 x 0.6^(j/2) times exp(Normal(0, 0.2)). Joint terms, in units of 3 s_i: 0.5 if both the first
-specific head and its backup are gone; for task `a`, the square of the share of one KV group that is gone. Which heads,
-and every draw, follow from the seed of the repeat.
+with base_i = -exp(Normal(-1.2, 0.9)), s_i = exp(Normal(0, 0.3)), f[i,h] lognormal of mean 1 and log-deviation 0.8,
+and noise Normal(0, 0.03). effect[t,h] is Laplace around 0.005 of scale 0.01 (a quiet background of about one percent
+of the probability), plus: for each of k heads specific to the task 3 x 0.8^j, j = 0..k-1; for five universal heads in
+the first tenth of the layers 3 x 0.6^(j/2) times exp(Normal(0, 0.2)). Joint terms, in units of 3 s_i: 0.5 if both the
+first specific head and its backup are gone; for task `a`, the square of the share of one KV group that is gone. Which
+heads, and every draw, follow from the seed of the repeat.
 
 All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
-sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers), cut
-to the budget. `oracle` is told which heads are planted and orders them by least squares on the same requests; it stands
-for the ceiling. `hit`: the strongest specific head comes first. `recall`: share of the k specific heads among the first
-k. `damage`: mean damage on fresh items with the first k heads zeroed together, less the mean over the other tasks, as a share
-of the same for the k planted heads.
+sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers),
+cut to the budget. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
+stands for the ceiling. `hit`: the strongest specific head comes first. `recall`: share of the k specific heads among
+the first k. `damage`: mean damage on fresh items with the first k heads zeroed together, less the mean over the other
+tasks, as a share of the same for the k planted heads.
 """
 
 from __future__ import annotations

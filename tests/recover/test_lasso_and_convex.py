@@ -17,19 +17,26 @@ def test_an_unknown_solver_is_a_usage_error_that_lists_the_known() -> None:
         make_solver("magic")
 
 
-def test_the_convex_solver_reaches_the_optimum_of_the_program_it_states() -> None:
+@pytest.mark.parametrize("group", [0.0, 0.4])
+def test_the_convex_solver_reaches_the_optimum_of_the_program_it_states(group: float) -> None:
     table = additive_table(rows=150, noise=1.0)
-    solver = ConvexSolver(alpha=0.02, shared=0.8).fit(table)
+    solver = ConvexSolver(alpha=0.02, shared=0.8, group=group).fit(table)
     tasks = task_arrays(table, solver.floor)
     own = np.stack([arrays.penalties(0.02) for arrays in tasks])
     common = cp.Variable(table.shape.n_heads, nonneg=True)
-    cost = 0.8 * 2**0.5 * own.mean(axis=0) @ common
+
+    def price(part: cp.Variable, weights: np.ndarray) -> cp.Expression:
+        pairs = [slice(h, h + 2) for h in range(0, table.shape.n_heads, 2)]
+        norms = [weights[pair].mean() * 2**0.5 * cp.norm(part[pair]) for pair in pairs]
+        return (1 - group) * weights @ part + group * cp.sum(cp.hstack(norms))
+
+    cost = price(common, 0.8 * 2**0.5 * own.mean(axis=0))
     totals = []
     for arrays, weights in zip(tasks, own, strict=True):
         part = cp.Variable(table.shape.n_heads, nonneg=True)
         target = (arrays.damage - arrays.damage.mean()) / arrays.spread
         residual = (arrays.masks - arrays.masks.mean(axis=0)) @ (common + part) - target
-        cost += cp.sum_squares(residual) / (2 * len(target)) + weights @ part
+        cost += cp.sum_squares(residual) / (2 * len(target)) + price(part, weights)
         totals.append((common + part) * arrays.spread)
     cp.Problem(cp.Minimize(cost)).solve(solver=cp.CLARABEL)
     expected = np.stack([total.value for total in totals])
