@@ -15,6 +15,7 @@ from cs_localize import __version__
 from cs_localize.cli import main
 from cs_localize.errors import UsageError
 from cs_localize.export import export_checkpoint
+from cs_localize.findings import write_file
 from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec
@@ -24,6 +25,7 @@ from cs_localize.outcomes import Item
 from tests.measure.process import in_process
 from tests.measure.vllm_child import answer_named
 from tests.models.builders import weights, write_model
+from tests.report.builders import heads_file
 from tests.vllm_plain import plain_scores
 
 O_PROJ = "model.layers.{}.self_attn.o_proj.weight"
@@ -136,9 +138,10 @@ def test_the_heads_of_a_study_are_removed_by_task(capsys: pytest.CaptureFixture[
     source, study = model(tmp_path / "source"), tmp_path / "study"
     study.mkdir()
     (study / "study.yaml").write_text(f"model: {source}\ntasks: [antonyms, capitals]\n")
-    finding = {"named": [], "ranking": [], "requests": 1, "tokens": 1}
-    heads = {task: {**finding, "named": [head]} for task, head in (("antonyms", "L0H1"), ("capitals", "L1H1"))}
-    (study / "heads.json").write_text(json.dumps({"schema": 1, "model": str(source), "tasks": heads}))
+    found = heads_file()
+    named = {"antonyms": "L0H1", "capitals": "L1H1"}
+    tasks = {task: found.tasks[task].model_copy(update={"named": [head]}) for task, head in named.items()}
+    write_file(study / "heads.json", found.model_copy(update={"model": str(source), "tasks": tasks, "universal": []}))
     given = ("--heads-from", str(study), "--out", str(tmp_path / "out"))
 
     assert "choose with --task one of antonyms, capitals" in fails(capsys, *given)
