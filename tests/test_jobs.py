@@ -24,12 +24,13 @@ BIN = Path(sys.executable).parent
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster as a user starts it, on ports of its own; yields the address of its job server."""
-    port, dashboard = _free_ports(2)
+    port, dashboard, agent = _free_ports(3)
     head = subprocess.Popen(
         [
             *(str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=2"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={dashboard}"),
             *("--dashboard-host=127.0.0.1", "--object-store-memory=134217728"),
+            f"--dashboard-agent-listen-port={agent}",  # jobs go through it; by default it has one port a machine
         ],
         env=_environment(),
         stdout=subprocess.DEVNULL,
