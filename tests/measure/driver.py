@@ -6,6 +6,7 @@ Measures the toy requests in two workers and prints the scores, what the stage t
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.measure.toy import load_toy, toy_requests, toy_spec
 
 
 def main(directory: str, log: str, requests: str, delay_s: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it runs in the background
     spec = toy_spec(delay_s=float(delay_s), log=log)
     progress = Progress(Path(log).with_suffix(".jsonl"))
     ledger = Ledger(Path(directory))
