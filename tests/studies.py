@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -80,3 +81,8 @@ def wait_for(condition: Callable[[], bool], patience_s: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def hear_interrupts() -> None:
+    """To be called in a new process: a shell has the signal ignored in what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

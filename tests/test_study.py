@@ -19,7 +19,7 @@ from cs_localize.report import write_report
 from cs_localize.session import engine_spec
 from cs_localize.study import StudyResult, load_result, run_study
 from cs_localize.tasks import get_task
-from tests.studies import TASKS, command, planted, planted_config, repeated_keys, wait_for, write_study
+from tests.studies import TASKS, command, hear_interrupts, planted, planted_config, repeated_keys, wait_for, write_study
 
 pytestmark = pytest.mark.ray
 
@@ -168,7 +168,13 @@ def test_a_driver_that_is_stopped_and_started_again_writes_the_same_heads_json(
     arguments = command("run", str(study), "--out", str(tmp_path / "out"))
     log = tmp_path / "stderr"
     with log.open("wb") as stderr:
-        driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
+        driver = subprocess.Popen(
+            arguments,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=hear_interrupts,
+        )
     ledger = tmp_path / "out" / "ledger"
     wait_for(lambda: len(list(ledger.glob("*.parquet"))) >= 4)
     os.kill(driver.pid, victim)
