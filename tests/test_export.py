@@ -210,7 +210,10 @@ def rename_the_file(source: Path) -> None:
 
 
 def write_beside(name: str) -> Callable[[Path], None]:
-    return lambda source: (source / name).write_text("{}") and None
+    def change(source: Path) -> None:
+        (source / name).write_text("{}")
+
+    return change
 
 
 def configure(**fields: object) -> Callable[[Path], None]:

@@ -84,6 +84,13 @@ def test_the_commands_for_grids_are_understood_and_their_files_are_there(tmp_pat
             AblationGrid({"named": "L0H0"}, arguments.sets.split(","), [float(s) for s in arguments.scales.split(",")])
 
 
+@pytest.mark.model
+def test_the_export_command_works_as_written(tmp_path: Path) -> None:
+    (line,) = commands("cs-localize export")
+    assert main(shlex.split(line.replace("runs/without", str(tmp_path / "without")))[1:]) == 0
+    assert (tmp_path / "without" / "model.safetensors").is_file()
+
+
 def test_the_jobs_of_the_readme_are_the_jobs_of_the_repository() -> None:
     for line in commands("ray job submit"):
         script = next(word for word in shlex.split(line) if word.startswith("jobs/"))
