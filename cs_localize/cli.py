@@ -16,7 +16,7 @@ from types import FrameType
 
 from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
-from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.errors import CsLocalizeError, UsageError, one_line
 from cs_localize.export_verb import add_export
 from cs_localize.submit.verbs import add_job_verbs
 
@@ -71,8 +71,7 @@ def _discard_output() -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    print(f"cs-localize: {line if len(line) <= _LONGEST else line[:_LONGEST] + '…'}", file=sys.stderr)
+    print(f"cs-localize: {one_line(message, _LONGEST)}", file=sys.stderr)
     return code
 
 

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
@@ -259,7 +259,7 @@ def read_options(path: Path, overrides: tuple[str, ...] = (), what: str = "study
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     except _YAML_PROBLEMS as error:
-        raise UsageError(f"{path} is not valid YAML: {_one_line(error)}") from None
+        raise UsageError(f"{path} is not valid YAML: {one_line(error)}") from None
     return apply_overrides(data, overrides) if isinstance(data, dict) else data
 
 
@@ -277,7 +277,7 @@ def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[st
         try:
             value = _read_yaml(text)
         except _YAML_PROBLEMS as error:
-            raise UsageError(f"--set {override}: the value is not valid YAML: {_one_line(error)}") from None
+            raise UsageError(f"--set {override}: the value is not valid YAML: {one_line(error)}") from None
         *sections, option = path.split(".")
         target = result
         for section in sections:
@@ -341,7 +341,3 @@ def first_problem(error: ValidationError) -> str:
     if first["type"] in ("dict_type", "model_type"):
         message = "give options, as 'name: value' lines"
     return f"'{where}': {message}{more}" if where else f"{message}{more}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -25,3 +25,9 @@ class LedgerError(CsLocalizeError):
 
 class SolverError(CsLocalizeError):
     """A solver did not reach a solution, or was given data it cannot use."""
+
+
+def one_line(text: object, longest: int = 300) -> str:
+    """A message of any kind as one line; what is longer is cut, and ends in an ellipsis."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -238,17 +240,24 @@ def write_file(path: Path, value: FileT) -> FileT:
     return type(value).model_validate_json(text)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically: a reader sees the old one or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes its name only once it is whole: a reader sees the old one or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file as ``new_file`` does."""
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
 
 
 def read_file(path: Path, kind: type[FileT]) -> FileT:

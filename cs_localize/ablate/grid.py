@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cs_localize.ablate.effects import SUMMARY_COLUMNS, ConditionEffect, effect_
 from cs_localize.config import EngineConfig
 from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
+from cs_localize.findings import new_file
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode
@@ -101,12 +101,12 @@ def ablation_grid(
     rows, summary = out / "ablation.parquet", out / "summary.csv"
     with closing(Progress(out / "events.jsonl")) as progress:
         opened = open_session(model, engine or EngineConfig(), tuple(items), ledger or out / "ledger", progress)
-        with opened as session, _whole(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+        with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
             run = _Run(model, grid.seed, items, mode, session.measurer)
             for table in run.tables(grid.conditions(session.shape)):
                 writer.write_table(table)
     effects = _corrected(run.effects)
-    with _whole(summary) as file, file.open("w", encoding="utf-8", newline="") as stream:
+    with new_file(summary) as file, file.open("w", encoding="utf-8", newline="") as stream:
         lines = csv.DictWriter(stream, SUMMARY_COLUMNS, lineterminator="\n")
         lines.writeheader()
         lines.writerows(asdict(effect) for effect in effects)
@@ -209,14 +209,3 @@ def _listed(condition: Condition) -> str:
 def _finite(score: float) -> float | None:
     """A generated answer has no score."""
     return score if math.isfinite(score) else None
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes its name only once it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

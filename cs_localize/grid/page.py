@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from cs_localize.findings import write_text
 from cs_localize.grid.recurrence import Recurrence, recurrences
 from cs_localize.grid.state import CellResult
+from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import stylesheet
 from cs_localize.report.numbers import MISSING, count, listing, percent, plural, points
 
@@ -66,20 +66,16 @@ def write_page(out: Path, results: Sequence[CellResult]) -> Path:
     Returns:
         The path of the page.
     """
-    environment = Environment(
-        loader=PackageLoader("cs_localize.grid"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     path = out / "index.html"
-    text = environment.get_template("index.html.j2").render(
-        headline=_headline(results),
-        cells=[_cell(out, result) for result in results],
-        models=[_model(recurrence) for recurrence in recurrences(results)],
-        style=Markup(stylesheet("figures.css") + stylesheet("page.css")),
+    text = (
+        page_environment("cs_localize.grid")
+        .get_template("index.html.j2")
+        .render(
+            headline=_headline(results),
+            cells=[_cell(out, result) for result in results],
+            models=[_model(recurrence) for recurrence in recurrences(results)],
+            style=Markup(stylesheet("figures.css") + stylesheet("page.css")),
+        )
     )
     write_text(path, text)
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cs_localize.config import dump_study
-from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.errors import CsLocalizeError, UsageError, one_line
 from cs_localize.grid.config import Cell
 from cs_localize.grid.page import write_page
 from cs_localize.grid.recurrence import recurrences
@@ -133,9 +133,8 @@ class _Prepared:
                 run_study(config, folder, command, partial(bench.session, self.spec, self.encoder, config.engine))
             )
         except (CsLocalizeError, OSError, MemoryError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
             self.result.status = "failed"
-            self.result.error = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
+            self.result.error = one_line(str(error) or type(error).__name__, _LONGEST)
 
     def take(self, study: StudyResult) -> None:
         """Keeps what the index and the tables need; whole studies of a large grid would fill the memory."""

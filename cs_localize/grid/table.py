@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cs_localize.findings import ConfirmFile, HeadsFile, write_text
+from cs_localize.findings import ConfirmFile, HeadsFile, new_file, write_text
 from cs_localize.grid.config import Cell
 from cs_localize.heads import Head
 from cs_localize.report.losses import task_loss
@@ -122,12 +121,8 @@ def write_tables(out: Path, rows: Sequence[HeadRow]) -> tuple[Path, Path]:
     """
     records = [asdict(row) for row in rows]
     parquet, text = out / "heads.parquet", out / "heads.csv"
-    temporary = out / f".heads.parquet.{os.getpid()}"
-    try:
+    with new_file(parquet) as temporary:
         pq.write_table(pa.Table.from_pylist(records, schema=_SCHEMA), temporary, compression="zstd")
-        temporary.replace(parquet)
-    finally:
-        temporary.unlink(missing_ok=True)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -13,7 +13,7 @@ import uuid
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError
+from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError, one_line
 from cs_localize.measure.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ class RaySession:
                     _node_ip_address="127.0.0.1",
                 )
             except Exception as error:  # Ray raises just that where the machine is too busy, or its disk full
-                raise CsLocalizeError(f"Ray does not start on this machine ({_one_line(error)}); run again") from error
+                raise CsLocalizeError(f"Ray does not start on this machine ({one_line(error)}); run again") from error
         else:
             try:
                 _knock(self._address)
                 ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
-                    f"no Ray cluster answers at '{self._address}' ({_one_line(error)}); "
+                    f"no Ray cluster answers at '{self._address}' ({one_line(error)}); "
                     "unset RAY_ADDRESS to run on this machine"
                 ) from None
         self._owned = True
@@ -176,22 +176,14 @@ def engine_error(error: RayTaskError, engine: str) -> CsLocalizeError:
     """What an engine raised in its worker, as if it had been raised here, in one line."""
     cause = error.cause
     if isinstance(cause, CsLocalizeError):
-        return type(cause)(_one_line(cause))
-    return MeasurementError(f"the {engine} engine failed: {type(cause).__name__}: {_one_line(cause)}")
+        return type(cause)(one_line(cause))
+    return MeasurementError(f"the {engine} engine failed: {type(cause).__name__}: {one_line(cause)}")
 
 
 def death_reason(error: RayError) -> str:
     """Why a worker died, in one line; Ray takes many, of which the detail of the exit says most."""
     *_, detail = " ".join(str(error).split()).rpartition("Worker exit detail: ")
-    return f"{type(error).__name__}: {_shorten(detail)}"
-
-
-def _one_line(error: BaseException) -> str:
-    return _shorten(" ".join(str(error).split()))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    return f"{type(error).__name__}: {one_line(detail)}"
 
 
 def _machines() -> list[dict[str, float]]:

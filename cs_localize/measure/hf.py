@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from cs_localize.errors import MeasurementError, UsageError
+from cs_localize.errors import MeasurementError, UsageError, one_line
 from cs_localize.measure.hooks import AblationHooks
 from cs_localize.measure.protocol import Mode, Request
 from cs_localize.measure.spec import EngineSpec
@@ -98,7 +98,7 @@ class HFEngine:
                 self._directory, local_files_only=True, trust_remote_code=self._trust
             )
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot load a tokenizer from {self._directory}: {_one_line(error)}") from None
+            raise UsageError(f"cannot load a tokenizer from {self._directory}: {one_line(error)}") from None
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers all requests, in their order.
@@ -285,11 +285,7 @@ def _load_model(spec: EngineSpec) -> transformers.PreTrainedModel:
         )
         torch.nn.Module.to(model, str(spec.settings.get("device", "cpu")))
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"cannot load the model in {spec.model_dir}: {_one_line(error)}") from None
+        raise UsageError(f"cannot load the model in {spec.model_dir}: {one_line(error)}") from None
     model.train(False)
     model.requires_grad_(False)
     return model
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from cs_localize.config import StudyConfig, dump_study, load_study
@@ -23,6 +22,7 @@ from cs_localize.findings import (
 from cs_localize.recover import make_solver
 from cs_localize.report import tables
 from cs_localize.report.crosscheck import CrosscheckView, crosscheck_view
+from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
 from cs_localize.report.numbers import count, fixed, percent
@@ -69,14 +69,7 @@ def write_report(study_dir: Path) -> Path:
 
 def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, crosscheck: CrosscheckFile | None) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("cs_localize.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = page_environment("cs_localize.report")
     environment.filters |= {"count": count, "percent": percent}
     script = stylesheet("readout.js")
     columns = [*heads.tasks, *study.controls]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cs_localize.submit.server import JobServer
 
 _ADDRESS = "http://127.0.0.1:8265"
-_LONGEST = 300  # characters of Ray's message
 
 
 def add_job_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -171,8 +170,7 @@ def _variables(assignments: list[str]) -> dict[str, str]:
 
 def _message(details: JobDetails) -> str:
     """The first line of what Ray says; the job's last lines follow it there."""
-    line = (details.message or "").strip().partition("\n")[0]
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return one_line((details.message or "").strip().partition("\n")[0])
 
 
 def _time(milliseconds: int | None) -> str:
