@@ -21,7 +21,12 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
     ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")
     ablate.add_argument("--limit", type=int, help="most items a task")
-    ablate.add_argument("--seed", type=int, default=0, help="seed of the split into search and held-out items")
+    ablate.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of random controls and items; --heads-from keeps the study's items",
+    )
     ablate.add_argument("--engine", choices=_ENGINES, help="who answers (default: vllm, or as in --heads-from)")
     ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
     ablate.add_argument(

@@ -48,9 +48,11 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
     with closing(Progress(out / "events.jsonl")) as progress:
         ledger = Path(config.ledger or out / "ledger")
         with open_session(config.model, config.engine, tuple(known), ledger, progress) as session:
-            if finished.heads.provenance.engine != session.spec.fingerprint:
+            if load_result(out) != finished:  # it was read before the ledger was locked
+                raise CsLocalizeError(f"{out} was changed by another run meanwhile; ask again")
+            if not finished.heads.provenance.current(session.spec.fingerprint):
                 raise UsageError(
-                    f"{out} was measured by another model or engine than there is now; run the study again"
+                    f"{out} was measured by another model, engine or version than there is now; run the study again"
                 )
             named = {task: tuple(map(Head.parse, found.named)) for task, found in finished.heads.tasks.items()}
             checked = Study(config, out, known, session, progress).crosscheck(named, finished.confirm)

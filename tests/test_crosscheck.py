@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cs_localize import crosscheck
 from cs_localize.cli import main
 from cs_localize.config import dump_study, parse_study
 from cs_localize.crosscheck import crosscheck_study
@@ -86,8 +88,21 @@ def test_a_study_of_another_engine_is_not_cross_checked_with_this_one(searched: 
     engine = searched.heads.provenance.engine
     (tmp_path / "heads.json").write_text(heads.replace(engine, f"older {engine}"), encoding="utf-8")
 
-    with pytest.raises(UsageError, match="another model or engine"):
+    with pytest.raises(UsageError, match="another model, engine or version"):
         crosscheck_study(tmp_path)
+
+
+@pytest.mark.model
+@pytest.mark.ray
+@pytest.mark.full
+def test_a_study_that_another_run_changes_before_the_ledger_is_locked_is_not_cross_checked(
+    searched: StudyResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = iter([searched, replace(searched, confirm=None)])
+    monkeypatch.setattr(crosscheck, "load_result", lambda out: next(read))
+
+    with pytest.raises(CsLocalizeError, match="changed by another run"):
+        crosscheck_study(searched.out)
 
 
 @pytest.mark.ray

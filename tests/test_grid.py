@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,6 +13,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
+import cs_localize.grid.run as grid_run
 from cs_localize.cli import main
 from cs_localize.config import StudyConfig
 from cs_localize.errors import UsageError
@@ -19,7 +23,7 @@ from cs_localize.grid.recurrence import recurrences
 from cs_localize.grid.state import GridFile, write_state
 from cs_localize.grid.table import COLUMNS, HeadRow, write_tables
 from cs_localize.report import summary_lines
-from cs_localize.study import check_study, load_result
+from cs_localize.study import StudyResult, check_study, load_result
 from tests.studies import planted, run
 
 ROOT = Path(__file__).parent.parent
@@ -290,6 +294,22 @@ def test_grid_json_is_what_its_schema_says(tmp_path: Path) -> None:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_error_that_nobody_foresaw_fails_its_cell_alone_and_is_logged_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> StudyResult:
+        raise ValueError("operands\ncould not be broadcast")
+
+    monkeypatch.setattr(grid_run, "run_study", broken)
+    monkeypatch.setattr(grid_run, "Bench", lambda ledger: nullcontext(SimpleNamespace(session=broken)))
+
+    found = grid_run.run_grid(parse_grid(grid(), tmp_path / "out"), tmp_path / "out", io.StringIO())
+
+    assert [cell.status for cell in found.cells] == ["failed"] * 8
+    assert {cell.error for cell in found.cells} == {"operands could not be broadcast"}
+    assert len([record for record in caplog.records if record.exc_info]) == 8
 
 
 @pytest.mark.ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from cs_localize.measure.tokens import ItemEncoder
 from cs_localize.session import Bench, engine_spec
 from cs_localize.study import StudyResult, check_study, load_result, run_study
 
+_LOG = logging.getLogger("cs_localize")
 _LONGEST = 500  # characters of the reason for a failure
 
 
@@ -132,7 +134,9 @@ class _Prepared:
             self.take(
                 run_study(config, folder, command, partial(bench.session, self.spec, self.encoder, config.engine))
             )
-        except (CsLocalizeError, OSError, MemoryError) as error:
+        except Exception as error:
+            if not isinstance(error, CsLocalizeError | OSError | MemoryError):
+                _LOG.exception("%s: an error that cs_localize does not know; please report it", self.result.cell.name)
             self.result.status = "failed"
             self.result.error = one_line(str(error) or type(error).__name__, _LONGEST)
 

@@ -144,19 +144,19 @@ class Fleet:
         if queue.quarantined:
             raise MeasurementError(_quarantine(queue.quarantined))
 
-    def evidence(self) -> list[dict[str, float]]:
-        """What each engine that is loaded and alive can show about its own work."""
+    def evidence(self) -> dict[int, dict[str, float]]:
+        """What each engine that is loaded and alive can show about its own work, by the number of its worker."""
         import ray
 
-        calls = [worker.evidence() for worker in self._crew if worker.placement is not None]
-        found = []
-        for call in calls:
+        calls = {worker.number: worker.evidence() for worker in self._crew if worker.placement is not None}
+        found = {}
+        for number, call in calls.items():
             try:
-                found.append(ray.get(call, timeout=_EVIDENCE_PATIENCE_S))
+                found[number] = ray.get(call, timeout=_EVIDENCE_PATIENCE_S)
             except ray.exceptions.RayTaskError as error:
                 raise engine_error(error, self._spec.name) from error
             except ray.exceptions.RayError as error:
-                _LOG.warning("a worker shows no evidence (%s)", death_reason(error))
+                _LOG.warning("worker %d shows no evidence (%s)", number, death_reason(error))
         return found
 
     def close(self) -> None:

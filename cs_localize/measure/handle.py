@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cs_localize.measure.cluster import ask_place, worker_environment
@@ -71,11 +72,6 @@ class WorkerHandle:
 
         return self.placement is not None or bool(ray.wait([self._arrival], timeout=0)[0])
 
-    @property
-    def idle(self) -> bool:
-        """Whether it could begin a unit now."""
-        return self.placement is not None and not self.units
-
     def measure(self, unit: Unit) -> ObjectRef[list[Outcome]]:
         """Gives it a unit, to begin when it is through with those it has."""
         if not self.units:
@@ -105,5 +101,6 @@ class WorkerHandle:
 
         self.ended = True
         if ray.is_initialized():
-            ray.kill(self._actor, no_restart=True)
-            remove_placement_group(self._place)
+            with suppress(ray.exceptions.RayError):  # of a cluster that is gone there is nothing left to end
+                ray.kill(self._actor, no_restart=True)
+                remove_placement_group(self._place)

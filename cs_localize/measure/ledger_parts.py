@@ -237,9 +237,11 @@ def _joined(column: pa.ChunkedArray) -> bytes:
 
 
 def _read_problem(path: Path, error: Exception, rows: int | None) -> Exception:
-    """What to raise: only the system's own errors have a number, and those say nothing about the file's content."""
+    """What to raise: the system's own errors, which have a number, and a lack of memory say nothing of the content."""
     if isinstance(error, FileNotFoundError):
         return error
+    if isinstance(error, MemoryError):  # Arrow's own is one of these as well
+        return LedgerError(f"there is not enough memory to read the ledger file {path}")
     if isinstance(error, OSError) and error.errno is not None:
         return LedgerError(f"the ledger file {path} cannot be read: {error.strerror}")
     return DamagedPart(rows)

@@ -31,8 +31,8 @@ class Answering(Protocol):
         """Answers all requests, unit by unit as they finish: positions in ``requests``, and their outcomes."""
         ...
 
-    def evidence(self) -> list[dict[str, float]]:
-        """What each engine can show about its own work."""
+    def evidence(self) -> dict[int, dict[str, float]]:
+        """What each engine can show about its own work, by the number of its worker."""
         ...
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class LedgerMeasurer:
         return fleet
 
     def _record_evidence(self, fleet: Answering) -> None:
-        for worker, evidence in enumerate(fleet.evidence()):
+        for worker, evidence in fleet.evidence().items():
             self._progress.event("evidence", worker=worker, **evidence)
 
     def _measure_missing(self, missing: Sequence[Request], count: StageCount) -> None:

@@ -69,7 +69,7 @@ def test_two_workers_on_cores_of_their_own_answer_everything_once() -> None:
             assert not answers.keys() & set(positions)
             answers.update(zip(positions, outcomes, strict=True))
         placements = [placement for placement in fleet.placements if placement is not None]
-        evidence = fleet.evidence()
+        evidence = fleet.evidence().values()
     assert [answers[position].score for position in range(200)] == [toy_outcome(request).score for request in requests]
     assert len(placements) == 2
     assert {len(placement.cores) for placement in placements} == {1}

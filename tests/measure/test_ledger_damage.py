@@ -197,6 +197,19 @@ def test_a_disk_that_cannot_be_read_is_no_damage_of_the_file(tmp_path: Path, mon
     assert len(Ledger(tmp_path)) == 2
 
 
+def test_a_lack_of_memory_is_no_damage_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 2)
+
+    def fail(file: pq.ParquetFile, **options: object) -> pa.Table:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "read", fail)
+    with pytest.raises(LedgerError, match=r"not enough memory to read the ledger file .*part-00000001.parquet"):
+        Ledger(tmp_path)
+    monkeypatch.undo()
+    assert len(Ledger(tmp_path)) == 2
+
+
 def test_damage_that_only_a_merge_sees_names_the_file_and_without_it_the_ledger_opens(tmp_path: Path) -> None:
     fill(tmp_path, 30)
     part = parts(tmp_path)[0]

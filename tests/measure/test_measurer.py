@@ -42,8 +42,8 @@ class FleetInProcess:
             self.asked += [requests[position] for position in positions]
             yield positions, [toy_outcome(requests[position]) for position in positions]
 
-    def evidence(self) -> list[dict[str, float]]:
-        return [{"calls": 1.0}]
+    def evidence(self) -> dict[int, dict[str, float]]:
+        return {0: {"calls": 1.0}}
 
     def close(self) -> None:
         self.closed += 1
