@@ -18,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from cs_localize.errors import UsageError, one_line
+from cs_localize.errors import UsageError
+from cs_localize.options import read_options
 
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
@@ -246,86 +247,9 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
     return parse_study(read_options(path, overrides), str(path))
 
 
-def read_options(path: Path, overrides: tuple[str, ...] = (), what: str = "study") -> object:
-    """What a YAML file of options holds, with the ``a.b=c`` overrides applied.
-
-    Raises:
-        UsageError: if the file is missing or is not YAML, or an override is malformed.
-    """
-    try:
-        data = _read_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no {what} file at {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    except _YAML_PROBLEMS as error:
-        raise UsageError(f"{path} is not valid YAML: {one_line(error)}") from None
-    return apply_overrides(data, overrides) if isinstance(data, dict) else data
-
-
-def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """A copy of the mapping with every ``a.b=c`` set.
-
-    Raises:
-        UsageError: if an override is not of that form or goes through something that is not a section.
-    """
-    result = dict(data)
-    for override in overrides:
-        path, separator, text = override.partition("=")
-        if not separator or not all(path.split(".")):
-            raise UsageError(f"--set {override}: write it as section.option=value, for example design.requests=600")
-        try:
-            value = _read_yaml(text)
-        except _YAML_PROBLEMS as error:
-            raise UsageError(f"--set {override}: the value is not valid YAML: {one_line(error)}") from None
-        *sections, option = path.split(".")
-        target = result
-        for section in sections:
-            inner = target.get(section)
-            if inner is not None and not isinstance(inner, dict):
-                raise UsageError(f"--set {override}: '{section}' is not a section")
-            target[section] = target = dict(inner or {})
-        target[option] = value
-    return result
-
-
 def dump_study(study: StudyConfig) -> str:
     """The study as YAML, every default written out."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-_YAML_PROBLEMS = (yaml.YAMLError, ValueError, RecursionError)
-"""PyYAML lets through what Python says of a 13th month, of 5000 digits, and of brackets in brackets in brackets."""
-
-
-def _read_yaml(text: str) -> object:
-    """What a YAML document holds; a key given twice is an error, since one of the two would be ignored."""
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _refuse_repeated_keys(node, set())
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))
-    if not isinstance(node, yaml.MappingNode):
-        for inner in node.value:
-            _refuse_repeated_keys(inner, seen)
-        return
-    keys: set[str] = set()
-    for key, inner in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=f"'{key.value}' is given twice", problem_mark=key.start_mark)
-            keys.add(key.value)
-        _refuse_repeated_keys(inner, seen)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from cs_localize.config import StudyConfig, load_study, parse_study
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.folder import StudyResult, load_result
 from cs_localize.heads import Head
 from cs_localize.measure.progress import Progress
 from cs_localize.report import write_report
 from cs_localize.session import open_session
-from cs_localize.study import Study, StudyResult, check_study, load_result
+from cs_localize.study import Study, check_study
 
 
 def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResult:

@@ -7,16 +7,16 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cs_localize import __version__
-from cs_localize.config import StudyConfig, dump_study
+from cs_localize.config import StudyConfig
 from cs_localize.confirm import confirm_heads, crosscheck, random_heads
-from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.errors import UsageError
 from cs_localize.findings import (
     ConfirmFile,
     CrosscheckFile,
@@ -27,6 +27,7 @@ from cs_localize.findings import (
     write_file,
     write_text,
 )
+from cs_localize.folder import StudyResult, clear_folder, make_folder
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
@@ -40,27 +41,6 @@ from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
 from cs_localize.tasks import Task, get_task
-
-RESULTS = ("design.npz", "heads.json", "confirm.json", "crosscheck.json", "report.html")
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What a study left on disk.
-
-    Attributes:
-        out: the study's folder.
-        heads: the finding.
-        confirm: its confirmation on held-out items; None where the study switches it off.
-        crosscheck: heads against neurons; None likewise.
-        report: the page.
-    """
-
-    out: Path
-    heads: HeadsFile
-    confirm: ConfirmFile | None
-    crosscheck: CrosscheckFile | None
-    report: Path
 
 
 def run_study(
@@ -81,11 +61,12 @@ def run_study(
         CsLocalizeError: if anything asked for cannot be had; what was measured stays in the ledger.
     """
     tasks = check_study(config)
-    _make_folder(out)
+    make_folder(out)
     with closing(Progress(out / "events.jsonl")) as progress:
         opened = session(progress) if session else _own_session(config, out, tuple(tasks), progress)
         with opened as current:
-            _clear(config, out, current.spec)  # under the ledger's lock: a second run into this folder has no say in it
+            # Under the ledger's lock: a second run into this folder has no say in it.
+            clear_folder(config, out, current.spec)
             study = Study(config, out, tasks, current, progress)
             found = study.search()
             heads = study.write_heads(found, command)
@@ -95,17 +76,6 @@ def run_study(
         counts = {stage: asdict(count) for stage, count in current.measurer.counts.items()}
         progress.event("study_finished", report=str(report), counts=counts)
     return StudyResult(out, heads, confirm, checked, report)
-
-
-def load_result(out: Path) -> StudyResult:
-    """A finished study from its folder.
-
-    Raises:
-        CsLocalizeError: if a file is missing or damaged.
-    """
-    confirm = read_file(out / "confirm.json", ConfirmFile) if (out / "confirm.json").exists() else None
-    checked = read_file(out / "crosscheck.json", CrosscheckFile) if (out / "crosscheck.json").exists() else None
-    return StudyResult(out, read_file(out / "heads.json", HeadsFile), confirm, checked, out / "report.html")
 
 
 class Study:
@@ -276,33 +246,3 @@ def _own_session(
     config: StudyConfig, out: Path, tasks: Sequence[str], progress: Progress
 ) -> AbstractContextManager[Session]:
     return open_session(config.model, config.engine, tasks, Path(config.ledger or out / "ledger"), progress)
-
-
-def _heads_are_of(path: Path, spec: EngineSpec) -> bool:
-    try:
-        return read_file(path, HeadsFile).provenance.current(spec.fingerprint)
-    except CsLocalizeError:
-        return False
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
-
-
-def _clear(config: StudyConfig, out: Path, spec: EngineSpec) -> None:
-    """Takes away the results of another study or engine that the folder may hold; its ledger stays useful.
-
-    Otherwise a study that is interrupted would leave new heads beside the confirmation of the old ones.
-    """
-    text = dump_study(config)
-    path = out / "study.yaml"
-    try:
-        if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec):
-            for name in RESULTS:
-                (out / name).unlink(missing_ok=True)
-            write_text(path, text)
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None

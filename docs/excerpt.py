@@ -6,8 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from cs_localize.folder import load_result
 from cs_localize.report import heatmap_svg, summary_lines
-from cs_localize.study import load_result
 
 ROOT = Path(__file__).parent.parent
 

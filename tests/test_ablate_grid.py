@@ -11,8 +11,9 @@ from cs_localize.ablate import AblationGrid, AblationGridResult, ablation_grid, 
 from cs_localize.ablate.effects import SUMMARY_COLUMNS
 from cs_localize.ablate.grid import ROW_COLUMNS
 from cs_localize.cli import main
+from cs_localize.folder import StudyResult
 from cs_localize.measure.cluster import RaySession
-from cs_localize.study import StudyResult, run_study
+from cs_localize.study import run_study
 from tests.studies import planted_config
 
 KINDS = ("together", "single", "cumulative")

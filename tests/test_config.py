@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cs_localize.config import StudyConfig, apply_overrides, dump_study, load_study, parse_study
+from cs_localize.config import StudyConfig, dump_study, load_study, parse_study
 from cs_localize.errors import UsageError
+from cs_localize.options import apply_overrides
 
 MINIMAL: dict[str, Any] = {"model": "smollm2-135m-instruct", "tasks": ["antonyms", "plurals"]}
 

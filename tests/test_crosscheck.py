@@ -11,9 +11,10 @@ from cs_localize.cli import main
 from cs_localize.config import dump_study, parse_study
 from cs_localize.crosscheck import crosscheck_study
 from cs_localize.errors import CsLocalizeError, UsageError
+from cs_localize.folder import StudyResult
 from cs_localize.measure.cluster import RaySession
 from cs_localize.models import random_model
-from cs_localize.study import StudyResult, run_study
+from cs_localize.study import run_study
 from tests.studies import planted_config
 
 TASKS = ("tiny_copy", "tiny_sort", "tiny_modsum")

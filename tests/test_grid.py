@@ -17,13 +17,14 @@ import cs_localize.grid.run as grid_run
 from cs_localize.cli import main
 from cs_localize.config import StudyConfig
 from cs_localize.errors import UsageError
+from cs_localize.folder import StudyResult, load_result
 from cs_localize.grid import Cell, CellResult, load_grid, parse_grid
 from cs_localize.grid.page import write_page
 from cs_localize.grid.recurrence import recurrences
 from cs_localize.grid.state import GridFile, write_state
 from cs_localize.grid.table import COLUMNS, HeadRow, write_tables
 from cs_localize.report import summary_lines
-from cs_localize.study import StudyResult, check_study, load_result
+from cs_localize.study import check_study
 from tests.studies import planted, run
 
 ROOT = Path(__file__).parent.parent

@@ -14,10 +14,11 @@ from filelock import FileLock
 from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import dump_file
+from cs_localize.folder import StudyResult, load_result
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.report import write_report
 from cs_localize.session import engine_spec
-from cs_localize.study import StudyResult, load_result, run_study
+from cs_localize.study import run_study
 from cs_localize.tasks import get_task
 from tests.studies import TASKS, command, hear_interrupts, planted, planted_config, repeated_keys, wait_for, write_study
 

@@ -14,10 +14,11 @@ import pytest
 
 from cs_localize.config import parse_study
 from cs_localize.findings import read_file
+from cs_localize.folder import StudyResult
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import specificity
 from cs_localize.session import open_session
-from cs_localize.study import StudyResult, run_study
+from cs_localize.study import run_study
 from cs_localize.sweep import sweep
 from cs_localize.tasks import get_task
 from tests.studies import command, repeated_keys, wait_for, write_study

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from cs_localize.config import StudyConfig, first_problem, parse_study, read_options
+from cs_localize.config import StudyConfig, first_problem, parse_study
 from cs_localize.errors import UsageError
+from cs_localize.options import read_options
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_FOLDER = 255  # characters of a name, on every common file system

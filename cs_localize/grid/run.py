@@ -13,6 +13,7 @@ from typing import TextIO
 
 from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError, one_line
+from cs_localize.folder import StudyResult, load_result
 from cs_localize.grid.config import Cell
 from cs_localize.grid.page import write_page
 from cs_localize.grid.recurrence import recurrences
@@ -21,7 +22,7 @@ from cs_localize.grid.table import head_rows, write_tables
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder
 from cs_localize.session import Bench, engine_spec
-from cs_localize.study import StudyResult, check_study, load_result, run_study
+from cs_localize.study import check_study, run_study
 
 _LOG = logging.getLogger("cs_localize")
 _LONGEST = 500  # characters of the reason for a failure
