@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
+import secrets
 import shlex
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +17,7 @@ from cs_localize.ablate.heads import check_spelling, spell_out
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
 from cs_localize.models import LocalModel, resolve
+from cs_localize.models.cache import whole_or_nothing
 from cs_localize.models.files import INDEX, weight_files
 from cs_localize.models.shape import read_config
 from cs_localize.models.zeroed import FLOAT_BYTES, Columns, Tensor, copy_with_zeros, read_tensors
@@ -30,6 +31,7 @@ _TEMPLATES = "additional_chat_templates"
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 _QUANTIZED_FILES = ("quantize_config.json", "hf_quant_config.json")
 _ADAPTER = "adapter_config.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CARD = """\
 ---
 library_name: transformers
@@ -103,7 +105,7 @@ def export_checkpoint(model: str, heads: str, out: Path, *, command: Sequence[st
     files = _weight_files(source)
     columns = _columns(source, [tensor for file in files for tensor in read_tensors(file)], ablation)
     command = command or ("cs-localize", "export", "--model", model, "--heads", heads, "--out", str(out))
-    with _whole_or_nothing(target) as part:
+    with _new_folder(target) as part:
         _copy_the_rest(source.path, part)
         for file in files:
             copy_with_zeros(file, part / file.name, columns)
@@ -112,8 +114,9 @@ def export_checkpoint(model: str, heads: str, out: Path, *, command: Sequence[st
 
 
 def _refuse_occupied(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file; name a new folder with --out")
+    for folder in (target, *target.parents):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is a file; name a new folder with --out")
     if target.is_dir() and any(target.iterdir()):
         raise UsageError(f"the folder {target} is not empty; name a new one with --out")
 
@@ -184,27 +187,31 @@ def _projections(source: LocalModel, tensors: Sequence[Tensor], name: str, width
 
 
 @contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """A new folder beside the target that takes its place when the block ends, and is gone if the block fails."""
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder that takes the target's place when the block ends; if the block fails, none that was made is left."""
     parents = [folder for folder in target.parents if not folder.exists()]
-    part: Path | None = None
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        part.chmod(0o755)
-        yield part
-        part.rename(target)
+        with whole_or_nothing(target, part):
+            yield part
     except BaseException as error:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
         for folder in parents:
             with suppress(OSError):  # not there, or something else is in it by now
                 folder.rmdir()
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            _refuse_occupied(target)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(target)) from error
+        if isinstance(error, OSError):
+            _explain(error, target)
         raise
+
+
+def _explain(error: OSError, target: Path) -> None:
+    """Raises a clearer error where there is one: a copy that does not fit names the file it was copied from."""
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        _refuse_occupied(target)
+    if error.errno == errno.EBUSY:
+        raise UsageError(f"{target} is in use or a mount point; name a new folder in it with --out") from error
+    if error.filename is None or error.errno in _FULL:
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 def _copy_the_rest(source: Path, part: Path) -> None:

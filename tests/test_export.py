@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +210,29 @@ def rename_the_file(source: Path) -> None:
     weight(source).rename(source / "weights.safetensors")
 
 
+def shard(source: Path, listed: int) -> None:
+    """Two files of one layer each, of which the index lists the first or both."""
+    tensors = read(source)
+    weight(source).unlink()
+    held: list[dict[str, np.ndarray]] = [{}, {}]
+    for name, value in tensors.items():
+        held[".layers.1." in name][name] = value
+    files = [f"model-{number}-of-2.safetensors" for number in (1, 2)]
+    for file, part in zip(files, held, strict=True):
+        save_file(part, source / file)
+    index = {name: file for file, part in list(zip(files, held, strict=True))[:listed] for name in part}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def leave_a_shard_out_of_the_index(source: Path) -> None:
+    shard(source, 1)
+
+
+def remove_a_shard(source: Path) -> None:
+    shard(source, 2)
+    (source / "model-2-of-2.safetensors").unlink()
+
+
 def write_beside(name: str) -> Callable[[Path], None]:
     def change(source: Path) -> None:
         (source / name).write_text("{}")
@@ -238,6 +262,8 @@ def weight(source: Path) -> Path:
         (pack, "is I8; unquantized weights are needed"),
         (cut, "cut short or damaged"),
         (garble, "not a safetensors file"),
+        (leave_a_shard_out_of_the_index, "has no tensor layers.1.self_attn.o_proj.weight"),
+        (remove_a_shard, "lacks model-2-of-2.safetensors"),
         (rename_the_file, "needs its weights in model.safetensors alone"),
         (configure(quantization_config={"quant_method": "gptq"}), "is quantized (gptq)"),
         (configure(quantization={"bits": 4}), "is quantized (quantization)"),
@@ -267,6 +293,7 @@ def test_what_is_there_already_is_never_overwritten(capsys: pytest.CaptureFixtur
 
     assert "is not empty" in fails(capsys, *given, str(source))
     assert "is a file" in fails(capsys, *given, str(tmp_path / "file"))
+    assert f"{tmp_path / 'file'} is a file" in fails(capsys, *given, str(tmp_path / "file" / "below" / "out"))
     assert main(("export", *given, str(tmp_path / "empty"))) == 0
 
     assert (fingerprint(source), (tmp_path / "file").read_text()) == (before, "mine")
@@ -287,6 +314,51 @@ def test_a_folder_that_is_filled_meanwhile_is_not_overwritten(monkeypatch: pytes
 
     assert [file.name for file in out.iterdir()] == ["mine"]
     assert {file.name for file in tmp_path.iterdir()} == {"source", "out"}
+
+
+@pytest.mark.parametrize("large", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_the_system_does_not_take_is_said_of_the_copy_and_not_of_the_source(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, large: str
+) -> None:
+    source, out = model(tmp_path / "source"), tmp_path / "deep" / "out"
+    (source / "tokenizer.json").write_bytes(b" " * (100_000 if large == "tokenizer.json" else 2))
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))  # bytes; a write beyond fails
+    try:
+        code = main(("export", "--model", str(source), "--heads", "L0H0", "--out", str(out)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    assert code == 1
+    assert capsys.readouterr().err == f"cs-localize: [Errno 27] File too large: '{out}'\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, out = model(tmp_path / "source"), tmp_path / "mounted"
+    out.mkdir()
+
+    def busy(self: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self), None, str(target))
+
+    monkeypatch.setattr(Path, "rename", busy)
+
+    message = fails(capsys, "--model", str(source), "--heads", "L0H0", "--out", str(out))
+
+    assert "mount point; name a new folder in it" in message
+    assert {file.name for file in tmp_path.iterdir()} == {"source", "mounted"}
+
+
+def test_who_may_read_the_folder_is_as_for_any_other_that_the_user_makes(tmp_path: Path) -> None:
+    source = model(tmp_path / "source")
+    usual = os.umask(0o027)
+    try:
+        export_checkpoint(str(source), "L0H0", tmp_path / "out")
+    finally:
+        os.umask(usual)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])

@@ -78,11 +78,26 @@ def _locked(target: Path) -> Iterator[None]:
 def _build(target: Path, build: Callable[[Path], None]) -> None:
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed: whoever holds the lock is alone here
-    part.mkdir()
-    try:
+    with whole_or_nothing(target, part):
         build(part)
         for file in part.rglob("*"):  # some writers make files for the owner alone; a shared cache is for all
             file.chmod(file.stat().st_mode | (part.stat().st_mode & 0o444))
+
+
+@contextmanager
+def whole_or_nothing(target: Path, part: Path) -> Iterator[None]:
+    """Makes the folder ``part``, which takes the target's place when the block ends and is gone if the block fails.
+
+    Args:
+        target: not there, or an empty folder.
+        part: a new folder beside it.
+
+    Raises:
+        OSError: if a folder cannot be made, or the target has been filled meanwhile.
+    """
+    part.mkdir()
+    try:
+        yield
         part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -44,11 +44,25 @@ class TaskArrays:
             relative[tested] = deviation[tested] / np.median(deviation[tested])
         return np.asarray(alpha * (1000 / len(self.masks)) ** 0.5 * relative)
 
+    def moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The covariances of the heads' columns, ``[n_heads, n_heads]``, and those with the damage, ``[n_heads]``."""
+        masks = self.masks - self.masks.mean(axis=0)
+        return masks.T @ masks / len(masks), masks.T @ (self.damage - self.damage.mean()) / len(masks)
+
+    def intercept(self, effects: NDArray[np.float64]) -> float:
+        """Where a sum of effects ``[n_heads]`` meets the mean damage, in nats; untested heads count for nothing."""
+        return float(self.damage.mean() - self.masks.mean(axis=0) @ np.where(self.untested, 0.0, effects))
+
     @property
     def spread(self) -> float:
         """Standard deviation of the damage in nats; 0 where the outcomes are constant up to rounding."""
         spread = float(self.damage.std())
         return spread if spread > 1e-9 * max(1.0, float(np.abs(self.damage).max())) else 0.0
+
+
+def mask_numbers(masks: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Numbers the different rows of ``[rows, n_heads]`` 0/1 masks from 0; ``[rows]``, equal for equal masks."""
+    return np.unique(np.packbits(masks.astype(bool), axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def task_arrays(table: MeasurementTable, floor: float) -> list[TaskArrays]:

@@ -82,9 +82,7 @@ class ConvexSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships n
         spreads = np.array([arrays.spread for arrays in tasks])
         self.untested_ = np.stack([arrays.untested for arrays in tasks])
         self.effects_ = np.where(self.untested_, 0.0, total * spreads[:, None])
-        self.intercept_ = np.array(
-            [a.damage.mean() - a.masks.mean(axis=0) @ e for a, e in zip(tasks, self.effects_, strict=True)]
-        )
+        self.intercept_ = np.array([a.intercept(e) for a, e in zip(tasks, self.effects_, strict=True)])
         return self
 
 
@@ -97,11 +95,8 @@ class _Moments:
 
 
 def _moments(arrays: TaskArrays) -> _Moments:
-    masks = arrays.masks - arrays.masks.mean(axis=0)
-    target = (arrays.damage - arrays.damage.mean()) / (arrays.spread or 1.0)
-    if arrays.spread == 0:
-        target = np.zeros_like(target)
-    return _Moments(masks.T @ masks / len(masks), masks.T @ target / len(masks))
+    gram, cross = arrays.moments()
+    return _Moments(gram, cross / arrays.spread if arrays.spread else np.zeros_like(cross))
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,7 @@ def _solve(tasks: list[_Moments], penalty: _Penalty) -> NDArray[np.float64]:
         slopes = np.stack([task.cross - task.gram @ row for task, row in zip(tasks, total, strict=True)])
         excess = penalty.excess(slopes)
         excess[active] = -1
-        entering = np.argsort(-excess)[: max(_GROWTH // penalty.width, len(active) // 2)]
+        entering = np.argsort(-excess)[: max(1, _GROWTH // penalty.width, len(active) // 2)]
         entering = entering[excess[entering] > _TOLERANCE]
         if len(entering) == 0:
             return total

@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
-from cs_localize.recover.arrays import TaskArrays, task_arrays
+from cs_localize.recover.arrays import TaskArrays, mask_numbers, task_arrays
 from cs_localize.recover.solver import Solver
 
 
@@ -88,7 +88,7 @@ def held_back_fit(
         UsageError: if there are fewer different masks than folds.
         SolverError: if a fit fails.
     """
-    mask = np.unique(np.packbits(table.masks, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    mask = mask_numbers(table.masks)
     if not 2 <= folds <= mask.max(initial=0) + 1:
         raise UsageError(f"{mask.max(initial=0) + 1} different masks cannot be held back in {folds} folds")
     fold = (rng.permutation(mask.max() + 1) % folds)[mask]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cs_localize.recover.arrays import TaskArrays
 from cs_localize.recover.options import check_above_zero
-from cs_localize.recover.per_task import PerTaskSolver, intercept_of
+from cs_localize.recover.per_task import PerTaskSolver
 
 
 class MarginalSolver(PerTaskSolver):
@@ -27,10 +27,9 @@ class MarginalSolver(PerTaskSolver):
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """Differences of means; see ``PerTaskSolver``."""
         share = arrays.masks.mean(axis=0)
-        centred = arrays.damage - arrays.damage.mean()
         variance = np.where(arrays.untested, 1.0, share * (1 - share))
-        effects = arrays.masks.T @ centred / len(centred) / variance
-        return effects, intercept_of(arrays, effects)
+        effects = arrays.masks.T @ (arrays.damage - arrays.damage.mean()) / len(arrays.damage) / variance
+        return effects, arrays.intercept(effects)
 
 
 class RidgeSolver(PerTaskSolver):
@@ -52,10 +51,8 @@ class RidgeSolver(PerTaskSolver):
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """The normal equations; see ``PerTaskSolver``."""
-        rows = len(arrays.damage)
-        masks = arrays.masks - arrays.masks.mean(axis=0)
-        gram = masks.T @ masks / rows
+        gram, cross = arrays.moments()
         variance = float(np.median(np.diag(gram)[~arrays.untested]))
-        gram[np.diag_indices_from(gram)] += self.alpha * variance * 1000 / rows
-        effects = np.linalg.solve(gram, masks.T @ arrays.damage / rows)
-        return effects, intercept_of(arrays, effects)
+        gram[np.diag_indices_from(gram)] += self.alpha * variance * 1000 / len(arrays.damage)
+        effects = np.linalg.solve(gram, cross)
+        return effects, arrays.intercept(effects)

@@ -56,8 +56,3 @@ class PerTaskSolver(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn s
                 effects, self.intercept_[row] = self.fit_task(arrays, task)
                 self.effects_[row] = np.where(arrays.untested, 0.0, effects)
         return self
-
-
-def intercept_of(arrays: TaskArrays, effects: NDArray[np.float64]) -> float:
-    """The intercept, in nats, with which a sum of effects meets the mean damage; untested heads count for nothing."""
-    return float(arrays.damage.mean() - arrays.masks.mean(axis=0) @ np.where(arrays.untested, 0.0, effects))

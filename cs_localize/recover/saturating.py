@@ -10,7 +10,6 @@ from cs_localize.recover.lasso import LassoSolver, weighted_lasso
 from cs_localize.recover.options import check_above_zero
 
 _STEPS = 4
-_LEAST_SLOPE = 0.1
 
 
 class SaturatingSolver(LassoSolver):
@@ -56,7 +55,7 @@ class SaturatingSolver(LassoSolver):
             total = np.clip(arrays.masks @ effects + intercept, -self.cap, 2 * self.cap)
             slope = np.exp(-total / self.cap)
             residual = arrays.damage - self.cap * (1 - slope)
-            bounded = np.clip(slope, _LEAST_SLOPE, 1.0)
+            bounded = np.minimum(slope, 1.0)
             target = total + residual / bounded
             effects, intercept = weighted_lasso(arrays, target, bounded**2, self, task)
         return effects, intercept

@@ -10,6 +10,7 @@ from sklearn.base import clone
 
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
+from cs_localize.recover.arrays import mask_numbers
 from cs_localize.recover.evidence import held_back_fit
 from cs_localize.recover.solver import Solver
 
@@ -24,7 +25,8 @@ def selection_frequencies(
     A resample keeps a random share of a task's items and the same share of its masks, root one half, so half of the
     rows on average; a head is selected where its effect is above 0 and among the largest ``most`` of the task. With
     such halves, at most ``most**2 / ((2 * f - 1) * n_heads)`` heads without an effect are expected among those with a
-    frequency of at least f > 0.5, if such heads are exchangeable (Meinshausen and Bühlmann, 2010).
+    frequency of at least f > 0.5, if such heads are exchangeable and the solver selects them no more readily than the
+    others (Meinshausen and Bühlmann, 2010).
 
     Args:
         table: the outcomes.
@@ -42,15 +44,16 @@ def selection_frequencies(
     """
     if resamples < 1 or most < 1:
         raise UsageError(f"stability needs at least one resample and one head, not {resamples} and {most}")
-    mask = _mask_numbers(table)
+    mask = mask_numbers(table.masks)
     counts = np.zeros((len(table.tasks), table.shape.n_heads))
     for _ in range(resamples):
         kept = [
             rows[_subset(table.item[rows], rng) & _subset(mask[rows], rng)] for rows in map(table.rows_of, table.tasks)
         ]
         effects = clone(solver).fit(table.take(np.concatenate(kept))).effects_
-        leading = np.argsort(-effects, axis=1, kind="stable")[:, :most]
-        np.put_along_axis(counts, leading, np.take_along_axis(counts + (effects > 0), leading, axis=1), axis=1)
+        leading = np.zeros(effects.shape, dtype=bool)
+        np.put_along_axis(leading, np.argsort(-effects, axis=1, kind="stable")[:, :most], True, axis=1)
+        counts += leading & (effects > 0)
     return counts / resamples
 
 
@@ -78,19 +81,15 @@ def fit_above_chance(
     if permutations < 1:
         raise UsageError(f"{permutations} permutations were asked for; at least one is needed")
     observed = held_back_fit(table, solver, rng)
-    mask = _mask_numbers(table)
+    mask = mask_numbers(table.masks)
     reached = np.ones(len(table.tasks))
     for _ in range(permutations):
         masks = table.masks.copy()
         for rows in map(table.rows_of, table.tasks):
             _, first, number = np.unique(mask[rows], return_index=True, return_inverse=True)
-            masks[rows] = table.masks[rows[first]][rng.permutation(len(first))][number.reshape(-1)]
+            masks[rows] = table.masks[rng.permutation(rows[first])[number]]
         reached += held_back_fit(replace(table, masks=masks), solver, rng) >= observed
     return reached / (permutations + 1)
-
-
-def _mask_numbers(table: MeasurementTable) -> NDArray[np.int64]:
-    return np.unique(np.packbits(table.masks, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _subset(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.bool_]:

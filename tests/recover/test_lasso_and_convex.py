@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from cs_localize.errors import SolverError, UsageError
+from cs_localize.heads import ModelShape
+from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover import ConvexSolver, LassoSolver, make_solver
 from cs_localize.recover.arrays import task_arrays
 from tests.recover.test_solvers import additive_table
@@ -41,6 +43,17 @@ def test_the_convex_solver_reaches_the_optimum_of_the_program_it_states(group: f
     cp.Problem(cp.Minimize(cost)).solve(solver=cp.CLARABEL)
     expected = np.stack([total.value for total in totals])
     assert solver.effects_ == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_kv_group_of_more_heads_than_enter_at_once_is_found_like_any_other() -> None:
+    shape = ModelShape(layers=2, heads=60, kv_heads=1, head_dim=8, ffn=16)
+    rng = np.random.default_rng(0)
+    masks = rng.random((500, shape.n_heads)) < 0.15
+    zeros = np.zeros(500)
+    item = np.arange(500)
+    table = MeasurementTable(shape, ("a",), 0 * item, item, masks, -2.0 * masks[:, 7], zeros, zeros == 0, item)
+    assert ConvexSolver(group=0.1).fit(table).effects_[0].argmax() == 7
+    assert ConvexSolver(group=0.1).fit(table).effects_[0, 7] > 1
 
 
 def test_a_program_that_is_not_solved_to_optimality_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

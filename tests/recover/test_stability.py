@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cs_localize.errors import UsageError
-from cs_localize.recover import LassoSolver, fit_above_chance, make_solver, selection_frequencies
+from cs_localize.recover import LassoSolver, fit_above_chance, make_solver, selection_frequencies, stability
 from tests.recover.builders import SMALL_REAL
 from tests.recover.test_refinements import TASKS, planted
 from tests.recover.test_solvers import TRUE, additive_table
@@ -67,6 +67,24 @@ def test_a_fit_to_noise_is_above_chance_no_more_often_than_it_may_be() -> None:
         values.append(fit_above_chance(noise, make_solver("marginal"), np.random.default_rng(seed), 9))
     assert np.mean(np.array(values) <= 0.1) <= 0.25, "40 p-values, a tenth expected"
     assert 0.35 < np.mean(values) < 0.75
+
+
+def test_masks_are_dealt_out_within_a_task_and_requests_under_one_mask_stay_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = additive_table()
+    blocks = replace(table, masks=np.repeat(table.masks[::8], 8, axis=0))
+    seen = []
+    monkeypatch.setattr(stability, "held_back_fit", lambda given, *_: seen.append(given) or np.zeros(2))
+    fit_above_chance(blocks, LassoSolver(), np.random.default_rng(0), permutations=3)
+    assert seen[0] is blocks
+    for given in seen[1:]:
+        assert np.array_equal(given.score, blocks.score)
+        assert np.array_equal(given.item, blocks.item)
+        assert np.array_equal(given.masks, np.repeat(given.masks[::8], 8, axis=0)), "blocks stay whole"
+        assert not np.array_equal(given.masks, blocks.masks)
+        for rows in (given.rows_of("a")[::8], given.rows_of("b")[::8]):
+            assert np.array_equal(np.unique(given.masks[rows], axis=0), np.unique(blocks.masks[rows], axis=0))
 
 
 def test_no_resamples_and_no_permutations_are_usage_errors() -> None:
