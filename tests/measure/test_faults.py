@@ -155,8 +155,8 @@ def test_an_engine_that_hangs_is_replaced_and_changes_nothing(
     code, errors = finish(start(cluster, tmp_path, "hang", unit_timeout_s=2.0))
     assert code == 0, errors
     assert findings(tmp_path) == quiet
-    lost = events(tmp_path, "worker_lost")
-    assert [event["reason"].split(":")[0] for event in lost] == ["hung"]
+    # On a busy machine a worker that does its work may seem to hang as well; nothing may come of it.
+    assert {event["reason"].split(":")[0] for event in events(tmp_path, "worker_lost")} == {"hung"}
 
 
 def test_a_poisoned_item_is_named_everything_else_is_kept_and_a_cured_engine_ends_the_study(
