@@ -12,11 +12,11 @@ from cvxpy.atoms.affine.wraps import psd_wrap
 from cvxpy.atoms.norm import norm
 from cvxpy.atoms.quad_form import quad_form
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
 from cs_localize.errors import SolverError
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.arrays import TaskArrays, task_arrays
+from cs_localize.recover.fitted import FittedEffects
 from cs_localize.recover.options import check_above_zero, check_share
 
 _GROWTH = 48
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-3
 _ZERO = 1e-6
 
 
-class ConvexSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class ConvexSolver(FittedEffects):
     r"""Fits all tasks jointly with effects that are never negative.
 
     With :math:`X_t` the centred masks of task t, :math:`y_t` its standardised damage and :math:`n_t` its requests, it
@@ -49,10 +49,6 @@ class ConvexSolver(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships n
         floor: cap on the damage of one request, in nats.
         group: share of the penalty that is laid on KV groups rather than heads, from 0 to below 1.
     """
-
-    effects_: NDArray[np.float64]
-    intercept_: NDArray[np.float64]
-    untested_: NDArray[np.bool_]
 
     def __init__(self, alpha: float = 0.01, shared: float = 1.5, floor: float = 6.0, group: float = 0.0) -> None:
         self.alpha = alpha

@@ -96,9 +96,7 @@ def held_back_fit(
     for held in range(folds):
         rows = np.flatnonzero(fold == held)
         fitted = clone(solver).fit(table.take(np.flatnonzero(fold != held)))
-        predicted[rows] = fitted.intercept_[table.task[rows]] + np.sum(
-            table.masks[rows] * fitted.effects_[table.task[rows]], axis=1
-        )
+        predicted[rows] = fitted.predict(table.take(rows))
     damage = table.damage(solver.get_params()["floor"])
     return np.array([_correlation(predicted[rows], damage[rows]) for rows in map(table.rows_of, table.tasks)])
 

@@ -54,5 +54,5 @@ class RidgeSolver(PerTaskSolver):
         gram, cross = arrays.moments()
         variance = float(np.median(np.diag(gram)[~arrays.untested]))
         gram[np.diag_indices_from(gram)] += self.alpha * variance * 1000 / len(arrays.damage)
-        effects = np.linalg.solve(gram, cross)
+        effects = np.asarray(np.linalg.solve(gram, cross), dtype=np.float64)
         return effects, arrays.intercept(effects)

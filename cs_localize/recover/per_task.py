@@ -7,21 +7,17 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.arrays import TaskArrays, task_arrays
+from cs_localize.recover.fitted import FittedEffects
 
 
-class PerTaskSolver(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn ships no types
+class PerTaskSolver(FittedEffects, ABC):
     """A ``Solver`` whose fit of a task sees nothing of the other tasks.
 
     A subclass stores its parameters, ``floor`` among them, and fits one task.
     """
-
-    effects_: NDArray[np.float64]
-    intercept_: NDArray[np.float64]
-    untested_: NDArray[np.bool_]
 
     floor: float
 

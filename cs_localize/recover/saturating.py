@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.arrays import TaskArrays
 from cs_localize.recover.lasso import LassoSolver, weighted_lasso
 from cs_localize.recover.options import check_above_zero
@@ -46,6 +47,10 @@ class SaturatingSolver(LassoSolver):
         """Raises UsageError if a parameter is out of range."""
         super().check_options()
         check_above_zero(cap=self.cap)
+
+    def predict(self, table: MeasurementTable) -> NDArray[np.float64]:
+        """The damage of every request after saturation, ``[rows]`` nats; see ``Solver``."""
+        return np.asarray(self.cap * -np.expm1(-super().predict(table) / self.cap))
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """A plain Lasso and Gauss-Newton steps from there; see ``PerTaskSolver``."""

@@ -48,6 +48,10 @@ class Solver(Protocol):
         """
         ...
 
+    def predict(self, table: MeasurementTable) -> NDArray[np.float64]:
+        """The damage that a fit to other outcomes of the same tasks expects of every request, ``[rows]`` nats."""
+        ...
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's parameters."""
         ...

@@ -51,6 +51,14 @@ def additive_table(seed: int = 0, rows: int = 400, noise: float = 0.3) -> Measur
     )
 
 
+@every
+def test_damage_is_predicted_in_nats_for_masks_that_were_not_fitted(name: str) -> None:
+    table, other = additive_table(), additive_table(seed=1)
+    predicted = make_solver(name).fit(table).predict(other)
+    assert predicted == pytest.approx(other.damage(6.0), abs=2.5)
+    assert np.std(predicted - other.damage(6.0)) < 0.6 * np.std(other.damage(6.0))
+
+
 @sparse
 def test_effects_are_found_in_nats_and_little_else(name: str) -> None:
     solver = make_solver(name).fit(additive_table())
@@ -229,6 +237,16 @@ def test_scaling_the_damage_and_the_cap_scales_the_effects_under_a_saturating_li
     scaled = replace(table, score=table.baseline - 3.0 * (table.baseline - table.score))
     plain = make_solver("saturating", floor=100.0, cap=6.0).fit(table).effects_
     assert make_solver("saturating", floor=100.0, cap=18.0).fit(scaled).effects_ == pytest.approx(3 * plain, abs=3e-3)
+
+
+def test_effects_under_a_saturating_link_are_those_that_made_the_damage_and_predict_it() -> None:
+    table = additive_table(noise=0.0)
+    table = replace(table, item=np.arange(len(table)))  # no item is asked twice: nothing is removed for items
+    damage = 3.0 * (1 - np.exp(-(table.baseline - table.score) * 2 / 3.0))
+    solver = make_solver("saturating", alpha=1e-4, cap=3.0).fit(replace(table, score=table.baseline - damage))
+    assert solver.effects_[0, list(TRUE)] == pytest.approx(2 * np.array(list(TRUE.values())), abs=0.05)
+    assert solver.predict(table) == pytest.approx(damage, abs=0.05)
+    assert solver.predict(replace(table, masks=np.ones_like(table.masks))).max() < 3.0
 
 
 def test_a_study_can_name_every_solver() -> None:
