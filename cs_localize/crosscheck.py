@@ -27,8 +27,8 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
 
     Raises:
         UsageError: if the study has no such task or no confirmation with random heads, or was measured by another
-            engine than the one installed.
-        CsLocalizeError: if a file of the study is missing or damaged.
+            model, engine or version than there is now.
+        CsLocalizeError: if a file of the study is missing, damaged, or changed by another run meanwhile.
     """
     config = load_study(out / "study.yaml")
     if not config.confirm.enabled:

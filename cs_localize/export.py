@@ -210,7 +210,7 @@ def _explain(error: OSError, target: Path) -> None:
         _refuse_occupied(target)
     if error.errno == errno.EBUSY:
         raise UsageError(f"{target} is in use or a mount point; name a new folder in it with --out") from error
-    if error.filename is None or error.errno in _FULL:
+    if error.errno in _FULL:
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
@@ -221,7 +221,10 @@ def _copy_the_rest(source: Path, part: Path) -> None:
         if file.is_file() and not listing and (file.suffix in _SUFFIXES or file.name.startswith(_NAMES)):
             shutil.copyfile(file, part / file.name)
     if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, part / _TEMPLATES, copy_function=shutil.copyfile)
+        (part / _TEMPLATES).mkdir()
+        for template in sorted((source / _TEMPLATES).iterdir()):
+            if template.is_file():
+                shutil.copyfile(template, part / _TEMPLATES / template.name)
 
 
 def _card(source: LocalModel, ablation: Ablation, columns: Columns, command: Sequence[str]) -> str:

@@ -316,12 +316,14 @@ def test_a_folder_that_is_filled_meanwhile_is_not_overwritten(monkeypatch: pytes
     assert {file.name for file in tmp_path.iterdir()} == {"source", "out"}
 
 
-@pytest.mark.parametrize("large", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("large", ["model.safetensors", "tokenizer.json", "additional_chat_templates/tool_use.jinja"])
 def test_a_file_that_the_system_does_not_take_is_said_of_the_copy_and_not_of_the_source(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, large: str
 ) -> None:
     source, out = model(tmp_path / "source"), tmp_path / "deep" / "out"
-    (source / "tokenizer.json").write_bytes(b" " * (100_000 if large == "tokenizer.json" else 2))
+    (source / "additional_chat_templates").mkdir()
+    for name in ("tokenizer.json", "additional_chat_templates/tool_use.jinja"):
+        (source / name).write_bytes(b" " * (100_000 if large == name else 2))
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))  # bytes; a write beyond fails
     try:

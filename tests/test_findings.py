@@ -197,10 +197,15 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
     assert path.read_text(encoding="utf-8") == "old"
 
 
-def test_files_can_be_read_by_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_a_file_is_as_for_any_other_that_the_user_makes(tmp_path: Path, umask: int, mode: int) -> None:
     path = tmp_path / "heads.json"
-    write_file(path, heads_file())
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    usual = os.umask(umask)
+    try:
+        write_file(path, heads_file())
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_findings_cannot_be_changed_after_the_fact() -> None:

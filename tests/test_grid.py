@@ -309,7 +309,7 @@ def test_an_error_that_nobody_foresaw_fails_its_cell_alone_and_is_logged_whole(
     found = grid_run.run_grid(parse_grid(grid(), tmp_path / "out"), tmp_path / "out", io.StringIO())
 
     assert [cell.status for cell in found.cells] == ["failed"] * 8
-    assert {cell.error for cell in found.cells} == {"operands could not be broadcast"}
+    assert {cell.error for cell in found.cells} == {"ValueError: operands could not be broadcast"}
     assert len([record for record in caplog.records if record.exc_info]) == 8
 
 

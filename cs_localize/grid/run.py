@@ -136,10 +136,13 @@ class _Prepared:
                 run_study(config, folder, command, partial(bench.session, self.spec, self.encoder, config.engine))
             )
         except Exception as error:
+            reason: object = error
+            if not isinstance(error, CsLocalizeError | OSError):
+                reason = f"{type(error).__name__}: {error}" if one_line(error) else type(error).__name__
             if not isinstance(error, CsLocalizeError | OSError | MemoryError):
                 _LOG.exception("%s: an error that cs_localize does not know; please report it", self.result.cell.name)
             self.result.status = "failed"
-            self.result.error = one_line(str(error) or type(error).__name__, _LONGEST)
+            self.result.error = one_line(reason, _LONGEST)
 
     def take(self, study: StudyResult) -> None:
         """Keeps what the index and the tables need; whole studies of a large grid would fill the memory."""

@@ -101,6 +101,8 @@ class WorkerHandle:
 
         self.ended = True
         if ray.is_initialized():
-            with suppress(ray.exceptions.RayError):  # of a cluster that is gone there is nothing left to end
+            # Of a cluster that is gone there is nothing left to end.
+            with suppress(ray.exceptions.RayError):
                 ray.kill(self._actor, no_restart=True)
+            with suppress(ray.exceptions.RayError):
                 remove_placement_group(self._place)

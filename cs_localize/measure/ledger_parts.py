@@ -124,7 +124,7 @@ def read_part(path: Path, fingerprint: str | None) -> tuple[Part, Columns | None
             if fingerprint not in (None, part.fingerprint):
                 return part, None
             return part, _columns(file.read(columns=_KEPT, use_threads=False))
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _read_problem(path, error, rows) from None
 
 
@@ -180,7 +180,7 @@ def _whole(path: Path) -> pa.Table:
     try:
         with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             return file.read(use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _read_problem(path, error, None) from None
 
 
@@ -240,7 +240,7 @@ def _read_problem(path: Path, error: Exception, rows: int | None) -> Exception:
     """What to raise: the system's own errors, which have a number, and a lack of memory say nothing of the content."""
     if isinstance(error, FileNotFoundError):
         return error
-    if isinstance(error, MemoryError):  # Arrow's own is one of these as well
+    if isinstance(error, MemoryError):  # Python's own or Arrow's
         return LedgerError(f"there is not enough memory to read the ledger file {path}")
     if isinstance(error, OSError) and error.errno is not None:
         return LedgerError(f"the ledger file {path} cannot be read: {error.strerror}")

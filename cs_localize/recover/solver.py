@@ -21,6 +21,8 @@ from cs_localize.recover.saturating import SaturatingSolver
 class Solver(Protocol):
     """Fits the damage of every request as a sum over the heads knocked out, for each task of a table.
 
+    A solver with a link, such as a saturating one, has the sum in its argument; ``predict`` applies it.
+
     A scikit-learn estimator, but for ``fit`` taking a table: the constructor only stores parameters, and what is
     learned ends in an underscore.
 

@@ -64,11 +64,13 @@ def test_two_workers_on_cores_of_their_own_answer_everything_once() -> None:
             assert not answers.keys() & set(positions)
             answers.update(zip(positions, outcomes, strict=True))
         placements = [placement for placement in fleet.placements if placement is not None]
-        evidence = fleet.evidence().values()
+        by_worker = fleet.evidence()
+    evidence = by_worker.values()
     assert [answers[position].score for position in range(200)] == [toy_outcome(request).score for request in requests]
     assert len(placements) == 2
     assert {len(placement.cores) for placement in placements} == {1}
     assert placements[0].cores != placements[1].cores
+    assert by_worker.keys() == {0, 1}
     assert sum(worker["calls"] for worker in evidence) == 20
     assert {worker["pid"] for worker in evidence} == {placement.pid for placement in placements}
     assert [worker["torch_came_first"] for worker in evidence] == [0.0, 0.0]

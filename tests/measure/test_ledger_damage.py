@@ -197,11 +197,14 @@ def test_a_disk_that_cannot_be_read_is_no_damage_of_the_file(tmp_path: Path, mon
     assert len(Ledger(tmp_path)) == 2
 
 
-def test_a_lack_of_memory_is_no_damage_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lack", [pa.ArrowMemoryError, MemoryError])
+def test_a_lack_of_memory_is_no_damage_of_the_file(
+    lack: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path, 2)
 
     def fail(file: pq.ParquetFile, **options: object) -> pa.Table:
-        raise pa.ArrowMemoryError("malloc of size 64 failed")
+        raise lack("malloc of size 64 failed")
 
     monkeypatch.setattr(pq.ParquetFile, "read", fail)
     with pytest.raises(LedgerError, match=r"not enough memory to read the ledger file .*part-00000001.parquet"):

@@ -43,7 +43,7 @@ class FleetInProcess:
             yield positions, [toy_outcome(requests[position]) for position in positions]
 
     def evidence(self) -> dict[int, dict[str, float]]:
-        return {0: {"calls": 1.0}}
+        return {3: {"calls": 1.0}}
 
     def close(self) -> None:
         self.closed += 1
@@ -141,7 +141,7 @@ def test_releasing_frees_the_cores_records_the_evidence_and_a_later_request_star
     assert study.counts["search"].measured == 6
     recorded = [event for event in events(tmp_path) if event["event"] == "evidence"]
     assert len(recorded) == 2
-    assert (recorded[0]["worker"], recorded[0]["calls"]) == (0, 1.0)
+    assert (recorded[0]["worker"], recorded[0]["calls"]) == (3, 1.0)
 
 
 def test_two_measurers_of_two_processes_may_not_share_a_ledger_folder(tmp_path: Path) -> None:
