@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+
+from processes import LineProcess, ProcessEnded
 
 REQUESTS = 256
 PROMPT_TOKENS = 32
@@ -47,7 +48,10 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options.model)
     else:
-        compare(options.model, options.rounds)
+        try:
+            compare(options.model, options.rounds)
+        except ProcessEnded as error:
+            raise SystemExit(f"masked_throughput: {error}") from None
 
 
 def compare(model: str, rounds: int) -> None:
@@ -98,12 +102,9 @@ class Child:
         }
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", arm, "--model", model],
-            env={**os.environ, **environment, "PYTHONPATH": path, "VLLM_CACHE_ROOT": self._cache.name},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        self._process = LineProcess(
+            [__file__, "--serve", arm, "--model", model],
+            {**os.environ, **environment, "PYTHONPATH": path, "VLLM_CACHE_ROOT": self._cache.name},
         )
 
     def __enter__(self) -> Child:
@@ -112,21 +113,12 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.end()
         self._cache.cleanup()
 
     def run(self, different: int) -> float:
         """Computed tokens per second with so many different ablations; 0 for stock."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{different}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("an arm ended early; its message is above")
-        answer = json.loads(line)
+        answer = json.loads(self._process.ask(str(different)))
         self.most = int(answer["most"])
         return COMPUTED_TOKENS / float(answer["seconds"])
 

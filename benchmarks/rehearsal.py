@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pyarrow.parquet as pq
 import yaml
+
+from processes import free_ports
 
 if TYPE_CHECKING:
     from ray._private.node import Node
@@ -215,15 +216,6 @@ def wait_for(what: str, log: Path, condition: Callable[[], bool], job: subproces
             show(log)
             raise SystemExit(f"rehearsal: waited in vain for {what}")
         time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def shown(named: dict[str, list[str]]) -> str:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_ports
 from cs_localize.cli import main
 from tests.studies import planted, repeated_keys, wait_for, write_study
 
@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster as a user starts it, on ports of its own; yields the address of its job server."""
-    port, dashboard, agent = _free_ports(3)
+    port, dashboard, agent = free_ports(3)
     head = subprocess.Popen(
         [
             *(str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=2"),
@@ -177,14 +177,3 @@ def _wait_for_jobs(address: str, patience_s: float = 90.0) -> None:
             return
         assert time.monotonic() < deadline, listing.stderr
         time.sleep(1)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

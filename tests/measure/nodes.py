@@ -7,11 +7,12 @@ counted from 0 for the head, with everything that runs on it; ``add CPUS`` adds 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
+
+from benchmarks.processes import LineProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,44 +36,27 @@ class LocalCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         self.environment = {"PYTHONPATH": str(ROOT), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the loopback alone
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.measure.nodes", *map(str, self._cpus)],
-            cwd=ROOT,
-            env=environment | self.environment | {"RAY_TMPDIR": self._folder.name},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        self._process = LineProcess(
+            ["-m", "tests.measure.nodes", *map(str, self._cpus)],
+            environment | self.environment | {"RAY_TMPDIR": self._folder.name},
+            ROOT,
         )
-        self.environment["RAY_ADDRESS"] = self._answer()
+        self.environment["RAY_ADDRESS"] = self._process.answer()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.end(patience_s=60)
         self._folder.cleanup()
 
     def kill(self, node: int) -> None:
         """Kills a node at once, with all of its workers."""
-        self._tell(f"kill {node}")
+        self._process.ask(f"kill {node}")
 
     def add(self, cpus: int) -> None:
         """Adds a node and waits until it has joined."""
-        self._tell(f"add {cpus}")
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the cluster ended; its message is above"
-        return line.strip()
+        self._process.ask(f"add {cpus}")
 
 
 def main(cpus: list[int]) -> None:
