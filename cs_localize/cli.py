@@ -18,7 +18,7 @@ from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate
 from cs_localize.errors import CsLocalizeError, UsageError, one_line
 from cs_localize.export_verb import add_export
-from cs_localize.submit.verbs import add_job_verbs
+from cs_localize.submit_verb import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
 

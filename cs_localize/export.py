@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cs_localize import __version__
-from cs_localize.ablate.heads import check_spelling, spell_out
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 from cs_localize.heads import Ablation
 from cs_localize.models import LocalModel, resolve
 from cs_localize.models.cache import whole_or_nothing
 from cs_localize.models.files import INDEX, weight_files
 from cs_localize.models.shape import read_config
 from cs_localize.models.zeroed import FLOAT_BYTES, Columns, Tensor, copy_with_zeros, read_tensors
+from cs_localize.spelling import check_spelling, spell_out
 
 _O_PROJ, _DOWN_PROJ = "self_attn.o_proj.weight", "mlp.down_proj.weight"
 _SINGLE = "model.safetensors"
@@ -96,7 +96,10 @@ def export_checkpoint(model: str, heads: str, out: Path, *, command: Sequence[st
     check_spelling(heads)
     if "=" in heads:
         raise UsageError(f"'{heads}': an export removes heads and neurons; leave the factors out")
-    target = out.expanduser().resolve()
+    try:
+        target = out.expanduser().resolve()
+    except RuntimeError as error:  # a link to itself, or nobody's home
+        raise UsageError(f"--out {out}: {one_line(error)}; name another folder") from None
     _refuse_occupied(target)
     source = resolve(model)
     ablation = Ablation.decode(spell_out(heads, source.shape))

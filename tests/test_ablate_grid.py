@@ -57,6 +57,32 @@ def test_the_columns_of_both_tables_stay_as_they_are() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["ablation.parquet", "summary.csv"])
+def test_a_folder_in_the_place_of_a_table_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+
+    code = main(
+        ["ablate", "--model", "no-such-model", "--heads", "L0H0", "--tasks", "antonyms", "--out", str(tmp_path / "out")]
+    )
+
+    assert code == 2
+    assert f"{name} is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.ray
+def test_the_same_heads_under_two_kinds_are_one_test_with_one_interval(measured: AblationGridResult) -> None:
+    alike: dict[tuple[object, ...], set[tuple[float, ...]]] = {}
+    for effect in measured.effects:
+        key = (frozenset(effect.heads.split(",")), effect.scale, effect.task)
+        alike.setdefault(key, set()).add((effect.drop_low, effect.drop_high, effect.p, effect.p_holm))
+    assert len(alike) < len(measured.effects)
+    assert all(len(found) == 1 for found in alike.values())
+    smallest = min(effect.p for effect in measured.effects)
+    assert min(effect.p_holm for effect in measured.effects) == pytest.approx(min(1.0, smallest * len(alike)))
+
+
 @pytest.mark.ray
 def test_there_is_one_row_for_every_condition_task_and_item(study: StudyResult, measured: AblationGridResult) -> None:
     rows = pq.read_table(measured.rows)

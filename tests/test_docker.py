@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +15,11 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchmarks.processes import free_ports
 from cs_localize import __version__
 from tests.ci_scripts import ROOT
 from tests.dockerfile import chain, install, parse, problems
+from tests.studies import wait_for
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
@@ -355,30 +355,15 @@ def cores(gcs: int) -> float | None:
     return float(found[1]) if found else None
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def wait_until(holds: Callable[[], bool], patience_s: float = 90.0) -> None:
-    """Returns once something holds."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-
-
 @pytest.mark.full
 @pytest.mark.ray
 def test_the_commands_of_the_compose_file_make_a_healthy_cluster_whose_cores_are_the_workers() -> None:
-    gcs, dashboard = free_port(), free_port()
+    gcs, dashboard = free_ports(2)
     services = compose(WORKER_CPUS="3").services
     assert health(gcs) != 0
     with started(here(services["head"].command, gcs, dashboard)):
-        wait_until(lambda: health(gcs) == 0)
+        wait_for(lambda: health(gcs) == 0)
         assert health(gcs, "f" * 64) != 0
         assert cores(gcs) is None
         with started(here(services["worker"].command, gcs, dashboard)):
-            wait_until(lambda: cores(gcs) == 3)
+            wait_for(lambda: cores(gcs) == 3)

@@ -300,6 +300,23 @@ def test_what_is_there_already_is_never_overwritten(capsys: pytest.CaptureFixtur
     assert (tmp_path / "empty" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("out", ["loop", "loop/out", "~nobody-of-that-name/out"])
+def test_a_folder_that_leads_nowhere_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str
+) -> None:
+    source = model(tmp_path / "source")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+
+    assert "name another folder" in fails(capsys, "--model", str(source), "--heads", "L0H0", "--out", out)
+
+
+def test_a_model_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+    source = model(tmp_path / "m\udce9")
+    with pytest.raises(UsageError, match="is not valid UTF-8"):
+        export_checkpoint(str(source), "L0H0", tmp_path / "out")
+
+
 def test_a_folder_that_is_filled_meanwhile_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source, out = model(tmp_path / "source"), tmp_path / "out"
 
@@ -398,8 +415,8 @@ def test_plain_transformers_computes_from_an_export_what_the_hf_engine_does_unde
     import torch
     import transformers
 
-    from cs_localize.ablate.heads import spell_out
     from cs_localize.measure.hf import HFEngine
+    from cs_localize.spelling import spell_out
 
     source = random_model(tmp_path / "source", architecture)
     made = export_checkpoint(str(source), removed, tmp_path / "out")

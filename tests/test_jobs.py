@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def cluster() -> Iterator[str]:
     )
     address = f"http://127.0.0.1:{dashboard}"
     try:
-        _wait_for_jobs(address)
+        wait_for(lambda: _takes_jobs(address))
         yield address
     finally:
         head.terminate()
@@ -164,16 +163,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _wait_for_jobs(address: str, patience_s: float = 90.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while True:
-        listing = subprocess.run(
-            [str(BIN / "ray"), "job", "list", "--address", address],
-            env=_environment(),
-            capture_output=True,
-            check=False,
-        )
-        if listing.returncode == 0:
-            return
-        assert time.monotonic() < deadline, listing.stderr
-        time.sleep(1)
+def _takes_jobs(address: str) -> bool:
+    listing = subprocess.run(
+        [str(BIN / "ray"), "job", "list", "--address", address], env=_environment(), capture_output=True, check=False
+    )
+    return listing.returncode == 0

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cs_localize.ablate.heads import check_spelling, group_name, read_heads
 from cs_localize.confirm import random_heads
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.seeds import stream
+from cs_localize.spelling import check_spelling, group_name, read_heads
 
 _LOG = logging.getLogger("cs_localize")
 

@@ -55,12 +55,12 @@ class ConditionEffect:
         task: the task measured.
         items: items asked.
         baseline: accuracy of the unmodified model.
-        accuracy: accuracy under the ablation.
+        accuracy: accuracy under the ablation; where answers were scored, the share with every token ranked first.
         drop: baseline minus accuracy.
         drop_low: lower end of the drop's 95% paired bootstrap interval.
         drop_high: upper end.
         p: exact McNemar p-value, two-sided.
-        p_holm: the same, Holm-corrected over the whole grid.
+        p_holm: the same, Holm-corrected over the different tests of the grid, random controls among them.
         damage: mean score lost, in nats an item; None where answers were generated.
     """
 

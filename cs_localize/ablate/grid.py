@@ -85,7 +85,7 @@ def ablation_grid(
         items: what is asked, by task; see ``held_out``.
         out: folder of the two tables; made when missing.
         mode: ``generate`` grades generated answers with each task's own metric; ``score`` teacher-forces the reference
-            answer and reports its log-probability.
+            answer, reports its log-probability, and takes it for right where every token ranks first.
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes. Default: ``ledger`` in ``out``.
 
@@ -99,6 +99,9 @@ def ablation_grid(
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
     rows, summary = out / "ablation.parquet", out / "summary.csv"
+    for file in (rows, summary):
+        if file.is_dir():  # said before anything is measured
+            raise UsageError(f"{file} is a folder; choose another folder with --out")
     with closing(Progress(out / "events.jsonl")) as progress:
         opened = open_session(model, engine or EngineConfig(), tuple(items), ledger or out / "ledger", progress)
         with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
@@ -149,9 +152,8 @@ class _Run:
         for task, items in self._items.items():
             here = slice(start, start + len(items))
             start += len(items)
-            purpose = (condition.heads_of, condition.kind, condition.part, repr(condition.scale))
             flags = [outcome.correct for outcome in before[here]], [outcome.correct for outcome in after[here]]
-            effect = effect_on(task, flags[0], flags[1], self._seed, *purpose)
+            effect = effect_on(task, flags[0], flags[1], self._seed, condition.ablation.key)
             lost = [b.score - a.score for b, a in zip(before[here], after[here], strict=True)]
             self.effects.append(
                 ConditionEffect(
@@ -198,8 +200,11 @@ class _Run:
 
 
 def _corrected(effects: Sequence[ConditionEffect]) -> tuple[ConditionEffect, ...]:
-    corrected = holm(np.array([effect.p for effect in effects]))
-    return tuple(replace(effect, p_holm=float(p)) for effect, p in zip(effects, corrected, strict=True))
+    """Corrects over the different tests: conditions of two kinds may be the same heads, and then are one test."""
+    tests = [(frozenset(effect.heads.split(",")), effect.scale, effect.task) for effect in effects]
+    p = dict(zip(tests, (effect.p for effect in effects), strict=True))
+    corrected = dict(zip(p, holm(np.array(list(p.values()))), strict=True))
+    return tuple(replace(effect, p_holm=float(corrected[test])) for effect, test in zip(effects, tests, strict=True))
 
 
 def _listed(condition: Condition) -> str:

@@ -42,8 +42,11 @@ def of_study(folder: Path) -> StudyHeads:
     """Reads a finished study.
 
     Raises:
-        CsLocalizeError: if the folder holds none, or it named no heads.
+        UsageError: if the folder holds none, or it named no heads.
+        CsLocalizeError: if one of its files is damaged.
     """
+    if not (folder / "heads.json").is_file():
+        raise UsageError(f"{folder} holds no finished study; run one, or give heads with --heads")
     found = read_file(folder / "heads.json", HeadsFile)
     study = load_study(folder / "study.yaml")
     heads = {task: ",".join(finding.named) for task, finding in found.tasks.items() if finding.named}

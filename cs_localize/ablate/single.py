@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
-from cs_localize.ablate.heads import check_spelling, spell_out
 from cs_localize.ablate.items import held_out
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
@@ -16,6 +15,7 @@ from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.session import open_session
+from cs_localize.spelling import check_spelling, spell_out
 
 
 def ablate(

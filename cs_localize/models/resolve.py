@@ -84,6 +84,8 @@ def resolve(name: str, *, revision: str | None = None) -> LocalModel:
     Raises:
         UsageError: if there is no such model, it cannot be had, or it cannot be studied.
     """
+    if name.encode(errors="replace").decode() != name:  # it is written to files that hold nothing else
+        raise UsageError(f"the model's name {name!a} is not valid UTF-8; give its folder another name")
     path = _locate(name, revision)
     missing = files.what_is_missing(path)
     if missing:

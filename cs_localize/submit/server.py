@@ -139,20 +139,23 @@ class JobServer:
         while True:
             details = self.job(submission_id)
             with self._translated():
-                printed = asyncio.run(self._tail(submission_id, printed, stream))
-            if details.status.is_terminal():  # as of before the reading, which thus had all
+                printed, whole = asyncio.run(self._tail(submission_id, printed, stream))
+            if whole and details.status.is_terminal():  # as of before the reading, which thus had all
                 return details
             self._sleep(_POLL_S)
 
-    async def _tail(self, submission_id: str, skip: int, stream: TextIO) -> int:
-        """Prints a job's log but for its first characters, and returns how many it has."""
-        read = 0
-        async for text in self._client.tail_job_logs(submission_id):
-            fresh = text[max(0, skip - read) :]
-            read += len(text)
-            stream.write(fresh)
-            stream.flush()
-        return max(read, skip)
+    async def _tail(self, submission_id: str, skip: int, stream: TextIO) -> tuple[int, bool]:
+        """Prints a job's log but for its first characters; returns how many it has so far, and whether that is all."""
+        read, whole = 0, True
+        try:
+            async for text in self._client.tail_job_logs(submission_id):
+                fresh = text[max(0, skip - read) :]
+                read += len(text)
+                stream.write(fresh)
+                stream.flush()
+        except RuntimeError:  # the connection broke; whether the server is still there, the next question tells
+            whole = False
+        return max(read, skip), whole
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ class StubClient:
     started: list[str] = field(default_factory=list)
     interrupted: bool = False
     cut: bool = False
+    broken: bool = False
 
     def submit_job(self, *, submission_id: str, **_: object) -> str:
         if submission_id in self.jobs:
@@ -50,6 +51,9 @@ class StubClient:
         if self.cut:  # the connection ends early, once
             self.cut = False
             return
+        if self.broken:
+            self.broken = False
+            raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
         yield self.log[5:]
         self.jobs[submission_id] = "SUCCEEDED" if not self.codes.get(submission_id) else "FAILED"
 

@@ -40,6 +40,7 @@ def test_what_is_weighed_is_what_ray_packs(folder: Path, tmp_path: Path) -> None
         assert {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()} == {
             str(path): size for path, size in package.sizes.items()
         }
+    assert package.size == (tmp_path / "package.zip").stat().st_size
 
 
 def test_a_folder_that_is_too_large_is_refused_with_its_three_largest_parts(

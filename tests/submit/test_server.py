@@ -31,9 +31,9 @@ def test_the_exit_code_is_that_of_the_command(status: str, code: int | None, exp
     assert exit_code(details("a", status, code)) == expected
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_following_prints_the_log_once_and_ends_with_the_job(cut: bool) -> None:
-    client = StubClient({"a": "RUNNING"}, log="found L4H2\nfound L7H0\n", cut=cut)
+@pytest.mark.parametrize("fault", [{}, {"cut": True}, {"broken": True}])
+def test_following_prints_the_log_once_and_ends_with_the_job(fault: dict[str, bool]) -> None:
+    client = StubClient({"a": "RUNNING"}, log="found L4H2\nfound L7H0\n", **fault)
     stream = io.StringIO()
 
     assert server(client).follow("a", stream).status == "SUCCEEDED"

@@ -11,7 +11,7 @@ from cs_localize.submit import JobServer
 from tests.studies import planted, write_study
 from tests.submit.builders import ADDRESS, StubClient
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
