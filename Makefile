@@ -18,6 +18,7 @@ check: setup  ## lint, formatting, types and the order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks  # apart: jobs and benchmarks both have a sweep.py
 	$(BIN)/lint-imports
 
 test: check  ## the checks, then every test but the longest

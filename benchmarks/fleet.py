@@ -14,10 +14,8 @@ outcome in memory is its own figure.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +28,7 @@ from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder
 from cs_localize.session import engine_spec
 from cs_localize.tasks import get_task
+from processes import memory_mb, positive
 
 TASKS = ("antonyms", "capitals", "past_tense", "plurals")
 DENSITY = 0.06
@@ -45,10 +44,10 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     scaling_ = parts.add_parser("scaling", help="two vLLM workers against one")
     scaling_.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
-    scaling_.add_argument("--requests", type=int, default=1000, help="requests of each run (default %(default)s)")
+    scaling_.add_argument("--requests", type=positive, default=1000, help="requests of each run (default %(default)s)")
     for name, default in (("rate", 60_000), ("memory", 1_000_000)):
         part = parts.add_parser(name)
-        part.add_argument("--outcomes", type=int, default=default, help="how many (default %(default)s)")
+        part.add_argument("--outcomes", type=positive, default=default, help="how many (default %(default)s)")
     options = parser.parse_args()
     with RaySession():
         if options.part == "scaling":
@@ -106,7 +105,7 @@ def memory(outcomes: int) -> None:
                 found += len(answers)
             if found % REPORT_EVERY < STAGE or found == outcomes:
                 seconds = time.perf_counter() - started
-                print(f"{found:>9,} outcomes, {seconds:6.1f} s: {resident_mib():.0f} MiB", flush=True)
+                print(f"{found:>9,} outcomes, {seconds:6.1f} s: {memory_mb():.0f} MB", flush=True)
 
 
 def planted() -> tuple[EngineSpec, ItemEncoder]:
@@ -134,12 +133,6 @@ def masked_requests(n: int, shape: ModelShape, encoder: ItemEncoder, rng: np.ran
         )
         for number, mask in enumerate(masks)
     ]
-
-
-def resident_mib() -> float:
-    """Memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 if __name__ == "__main__":

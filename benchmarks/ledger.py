@@ -28,6 +28,7 @@ from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.ledger_index import KEY_BYTES, Columns, OutcomeIndex
 from cs_localize.measure.protocol import Request
 from cs_localize.outcomes import Item, Outcome
+from processes import memory_mb, positive
 
 ENGINE = "benchmark-engine"
 PROMPT_TOKENS = 36
@@ -38,8 +39,8 @@ LOOKUPS = 100_000
 def main() -> None:
     """Writes, then opens; the same file serves as the process that opens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--outcomes", type=int, default=1_000_000, help="how many to write (default 1000000)")
-    parser.add_argument("--batch", type=int, default=150, help="outcomes of one append (default 150)")
+    parser.add_argument("--outcomes", type=positive, default=1_000_000, help="how many to write (default 1000000)")
+    parser.add_argument("--batch", type=positive, default=150, help="outcomes of one append (default 150)")
     parser.add_argument("--directory", type=Path, help="where to keep the ledger (default: a temporary folder)")
     parser.add_argument("--open", metavar="FINGERPRINT", help=argparse.SUPPRESS)
     parser.add_argument("--hold", choices=("dict", "arrays"), help=argparse.SUPPRESS)
@@ -65,7 +66,9 @@ def write(directory: Path, outcomes: int, batch: int) -> None:
     """Appends and prints what it took."""
     warm_up()
     ledger = Ledger(directory)
-    appends, merges, memory = [], [], [memory_mb()]
+    appends: list[float] = []
+    merges: list[float] = []
+    memory = [memory_mb()]
     with ledger.lock():
         for number, start in enumerate(range(0, outcomes, batch)):
             asked = list(requests(start, min(start + batch, outcomes)))
@@ -168,12 +171,6 @@ def requests(first: int, last: int) -> Iterator[Request]:
 def count(directory: Path) -> int:
     """Files of the ledger."""
     return sum(path.suffix == ".parquet" for path in directory.iterdir())
-
-
-def memory_mb() -> float:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096 / 1e6
 
 
 if __name__ == "__main__":

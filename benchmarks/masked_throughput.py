@@ -24,7 +24,7 @@ from types import TracebackType
 
 import numpy as np
 
-from processes import LineProcess, ProcessEnded
+from processes import LineProcess, ProcessEnded, positive
 
 REQUESTS = 256
 PROMPT_TOKENS = 32
@@ -42,7 +42,7 @@ def main() -> None:
     """Measures and prints; the same file serves as the child processes."""
     parser = argparse.ArgumentParser(description="Throughput of ablated requests beside stock vLLM.")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
-    parser.add_argument("--rounds", type=int, default=3, help="times that every arm runs (default 3)")
+    parser.add_argument("--rounds", type=positive, default=3, help="times that every arm runs (default 3)")
     parser.add_argument("--serve", choices=("stock", "masked"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

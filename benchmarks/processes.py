@@ -1,13 +1,16 @@
-"""What programs need that start others: a process that answers line by line, and ports that are free."""
+"""What the benchmarks share: a process that answers line by line, free ports, memory, numbers on a command line."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 
 class ProcessEnded(Exception):
@@ -66,3 +69,19 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+def memory_mb() -> float:
+    """Resident memory of this process."""
+    return float(psutil.Process().memory_info().rss) / 1e6
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for ``argparse``.
+
+    Raises:
+        ArgumentTypeError: if it is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least 1")
+    return int(text)

@@ -13,16 +13,17 @@ For task t, item i and knocked-out heads S,
 with base_i = -exp(Normal(-1.2, 0.9)), s_i = exp(Normal(0, 0.3)), f[i,h] lognormal of mean 1 and log-deviation 0.8,
 and noise Normal(0, 0.03). effect[t,h] is Laplace around 0.005 of scale 0.01 (a quiet background of about one percent
 of the probability), plus: for each of k heads specific to the task 3 x 0.8^j, j = 0..k-1; for five universal heads in
-the first tenth of the layers 3 x 0.6^(j/2) times exp(Normal(0, 0.2)). Joint terms, in units of 3 s_i: 0.5 if both the
+the first tenth of the layers 3 x 0.8^(j/2) times exp(Normal(0, 0.2)). Joint terms, in units of 3 s_i: 0.5 if both the
 first specific head and its backup are gone; for task `a`, the square of the share of one KV group that is gone. Which
 heads, and every draw, follow from the seed of the repeat.
 
 All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
 sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers),
 cut to the budget. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
-stands for the ceiling. `hit`: the strongest specific head comes first. `recall`: share of the k specific heads among
-the first k. `damage`: mean damage on fresh items with the first k heads zeroed together, less the mean over the other
-tasks, as a share of the same for the k planted heads.
+stands for the ceiling of recall and damage, and orders heads no better than least squares. `hit`: the strongest
+specific head comes first. `recall`: share of the k specific heads among the first k. `damage`: mean damage on fresh
+items with the first k heads zeroed together, less the mean over the other tasks, as a share of the same for the k
+planted heads.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cs_localize.baselines import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep
+from cs_localize.baselines import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, by_specificity
 from cs_localize.design import draw_design, inclusion_rates
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
-from cs_localize.recover import make_solver, rank_heads, selection_frequencies, specificity
+from cs_localize.recover import make_solver, selection_frequencies
+from processes import positive
 
 TASKS = ("a", "b", "c", "d")
 SHAPES = {
@@ -68,6 +70,7 @@ SOLVERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 BUDGETS = (1 / 3, 2 / 3, 1, 2, 4)
 """Requests a task, in multiples of the number of heads."""
+_MOST_NAMED = 50  # beyond, four tasks leave too few other heads of 270
 COLUMNS = ("heads", "named", "requests", "method", "repeats", "hit", "recall", "damage")
 
 
@@ -90,14 +93,20 @@ class Direct:
 def main() -> int:
     """Runs the comparison, or the clock."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=40, help="seeds of the generator (default 40)")
+    parser.add_argument("--repeats", type=positive, default=40, help="seeds of the generator (default 40)")
     parser.add_argument("--heads", type=int, nargs="+", default=[270, 512, 1024], choices=[270, 512, 1024], metavar="N")
-    parser.add_argument("--named", type=int, nargs="+", default=[5, 10], metavar="K", help="planted heads a task")
+    parser.add_argument("--named", type=positive, nargs="+", default=[5, 10], metavar="K", help="planted heads a task")
     parser.add_argument("--greedy", action="store_true", help="also iterative greedy, on 2 items: about 2 N K requests")
     parser.add_argument("--out", type=Path, help="folder for recovery.csv and recovery.svg")
     parser.add_argument("--speed", action="store_true", help="time the solvers instead")
     parser.add_argument("--large", action="store_true", help="with --speed: N = 5,120 with 15,000 requests as well")
     options = parser.parse_args()
+    if max(options.named) > _MOST_NAMED:
+        parser.error(f"--named is at most {_MOST_NAMED}")
+    if options.large and not options.speed:
+        parser.error("--large goes with --speed")
+    if options.speed and (options.out or options.greedy):
+        parser.error("--speed goes with --large alone")
     if options.speed:
         speed(options.large)
         return 0
@@ -150,8 +159,9 @@ def rankings(engine: PlantedEngine, seed: int, greedy: int) -> Iterator[tuple[in
         requests = int(budget * shape.n_heads)
         part_table = table.take(np.concatenate([table.rows_of(task)[:requests] for task in TASKS]))
         for name, (solver, options) in SOLVERS.items():
-            yield requests, name, ranked(make_solver(solver, **options).fit(part_table).effects_, shape)
-        yield requests, "oracle", ranked(oracle(engine, part_table), shape)
+            effects = make_solver(solver, **options).fit(part_table).effects_
+            yield requests, name, by_specificity(effects, shape, TASKS, {})
+        yield requests, "oracle", by_specificity(oracle(engine, part_table), shape, TASKS, {})
 
 
 def measured(engine: PlantedEngine, requests: int, seed: int) -> MeasurementTable:
@@ -191,12 +201,6 @@ def oracle(engine: PlantedEngine, table: MeasurementTable) -> NDArray[np.float64
         own = {shape.index(head) for head in engine.truth(task)}
         effects[row, [h for h in support if h not in own]] = 0.0
     return effects
-
-
-def ranked(effects: NDArray[np.float64], shape: ModelShape) -> dict[str, tuple[Head, ...]]:
-    """By task, all heads, most specific first."""
-    order = rank_heads(specificity(effects, TASKS, {}).strongest, effects)
-    return {task: tuple(shape.head(int(i)) for i in row) for task, row in zip(TASKS, order, strict=True)}
 
 
 def judge(engine: PlantedEngine, ranking: dict[str, tuple[Head, ...]], named: int) -> NDArray[np.float64]:

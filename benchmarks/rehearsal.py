@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,11 @@ def main() -> int:
             if not disturbed_run(file, folder / "disturbed", cells, address, nodes, folder / "ray.log"):
                 return 1
         quiet = [sys.executable, "jobs/sweep.py", str(file), "--out", str(folder / "quiet")]
-        code = subprocess.run(quiet, cwd=ROOT, capture_output=True, check=False).returncode
+        with (folder / "quiet.log").open("wb") as log:
+            code = subprocess.run(quiet, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
         say(f"the quiet run ended with exit code {code}")
+        if code:
+            show(folder / "quiet.log")
         return 0 if code == 0 and compare(folder / "disturbed", folder / "quiet", cells) else 1
 
 
@@ -108,7 +112,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, Cluster]]:
         wait_for("the job server", folder / "ray.log", lambda: ray_command(folder / "ray.log", *listing).wait() == 0)
         yield address, nodes
     finally:
-        nodes.shutdown()
+        nodes.shutdown()  # type: ignore[no-untyped-call]  # Ray leaves it untyped
 
 
 def disturbed_run(file: Path, out: Path, cells: list[str], address: str, nodes: Cluster, log: Path) -> bool:
@@ -119,17 +123,18 @@ def disturbed_run(file: Path, out: Path, cells: list[str], address: str, nodes: 
     )
     for cell, victim in zip(cells, ("worker", "node"), strict=True):
         events = out / "cells" / cell / "events.jsonl"
-        wait_for(f"the search of {cell}", log, lambda events=events: searching(events), job)
+        wait_for(f"the search of {cell}", log, partial(searching, events), job)
         worker = psutil.Process(told(events, "worker_ready")[-1]["pid"])
         if victim == "worker":
             worker.kill()
         else:
             nodes.remove_node(node_of(worker, nodes), allow_graceful=False)
         say(f"{cell}: killed a {victim} in the middle of the search")
-        wait_for("the driver to notice", log, lambda events=events: bool(told(events, "worker_lost")), job)
+        wait_for("the driver to notice", log, partial(told, events, "worker_lost"), job)
         for lost in told(events, "worker_lost"):
             say(f"{cell}: worker {lost['worker']} lost with {lost['units']} units of work in its hands")
-    code = job.wait(timeout=PATIENCE_S)
+    wait_for("the end of the job", log, lambda: job.poll() is not None)
+    code = job.returncode
     say(f"the disturbed run ended with exit code {code}")
     if code:
         show(log)
@@ -139,9 +144,10 @@ def disturbed_run(file: Path, out: Path, cells: list[str], address: str, nodes: 
 def node_of(worker: psutil.Process, nodes: Cluster) -> Node:
     """The node whose raylet started the worker."""
     above = {parent.pid for parent in worker.parents()}
-    return next(
+    found: Node = next(
         node for node in nodes.worker_nodes if above & {raylet.process.pid for raylet in node.all_processes["raylet"]}
     )
+    return found
 
 
 def compare(disturbed: Path, quiet: Path, cells: list[str]) -> bool:
@@ -208,7 +214,7 @@ def settle(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is ended with this process
 
 
-def wait_for(what: str, log: Path, condition: Callable[[], bool], job: subprocess.Popen[bytes] | None = None) -> None:
+def wait_for(what: str, log: Path, condition: Callable[[], object], job: subprocess.Popen[bytes] | None = None) -> None:
     """Waits until something is so, and gives up when the job has ended without it."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

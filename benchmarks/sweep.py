@@ -23,13 +23,14 @@ from cs_localize.recover import rank_heads, specificity
 from cs_localize.session import open_session
 from cs_localize.sweep import sweep
 from cs_localize.tasks import get_task
+from processes import positive
 
 
 def main() -> int:
     """Runs the sweep and prints it beside the study's finding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--study", type=Path, default=Path("runs/demo"), help="folder of a finished study")
-    parser.add_argument("--items", type=int, help="search items a task (default: all of the study's)")
+    parser.add_argument("--items", type=positive, help="search items a task (default: all of the study's)")
     arguments = parser.parse_args()
     study = arguments.study
     config = load_study(study / "study.yaml")

@@ -22,6 +22,7 @@ from cs_localize.recover import (
     EffectIntervals,
     SpecificityResult,
     bootstrap_intervals,
+    heads_in_order,
     held_back_fit,
     make_solver,
     rank_heads,
@@ -103,9 +104,7 @@ class Search:
         effects = solver.fit(table).effects_
         contrast = specificity(effects, table.tasks, self.relatives)
         order = rank_heads(contrast.strongest, effects)
-        ranking = {
-            task: tuple(self.shape.head(int(i)) for i in row) for task, row in zip(table.tasks, order, strict=True)
-        }
+        ranking = heads_in_order(order, self.shape, table.tasks)
         first = max(self.config.select.candidates, self.config.confirm.curve)
         candidates = {task: heads[:first] for task, heads in ranking.items()}
         namings = {

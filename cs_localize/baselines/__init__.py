@@ -2,7 +2,7 @@
 
 from cs_localize.baselines.counting import CountingMeasurer
 from cs_localize.baselines.greedy import Greedy
-from cs_localize.baselines.method import Localization, Method
+from cs_localize.baselines.method import Localization, Method, by_specificity
 from cs_localize.baselines.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "Method",
     "RandomHeads",
     "ThinSweep",
+    "by_specificity",
 ]

@@ -14,7 +14,7 @@ from cs_localize.errors import UsageError
 from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
 from cs_localize.outcomes import Item
-from cs_localize.recover import rank_heads, specificity
+from cs_localize.recover import heads_in_order, rank_heads, specificity
 
 Items = Mapping[str, Sequence[Item]]
 Relatives = Mapping[str, Collection[str]]
@@ -66,7 +66,7 @@ def by_specificity(
 ) -> dict[str, tuple[Head, ...]]:
     """By task, all heads, most specific first, from effects ``[n_tasks, n_heads]`` in nats."""
     order = rank_heads(specificity(effects, tasks, relatives).strongest, effects)
-    return {task: tuple(shape.head(int(i)) for i in row) for task, row in zip(tasks, order, strict=True)}
+    return heads_in_order(order, shape, tasks)
 
 
 def spent(ranking: dict[str, tuple[Head, ...]], counter: CountingMeasurer) -> Localization:

@@ -8,7 +8,13 @@ from cs_localize.recover.naive import MarginalSolver, RidgeSolver
 from cs_localize.recover.omp import OmpSolver
 from cs_localize.recover.saturating import SaturatingSolver
 from cs_localize.recover.solver import SOLVERS, Solver, make_solver
-from cs_localize.recover.specificity import SpecificityResult, rank_heads, specificity, universal_heads
+from cs_localize.recover.specificity import (
+    SpecificityResult,
+    heads_in_order,
+    rank_heads,
+    specificity,
+    universal_heads,
+)
 from cs_localize.recover.stability import fit_above_chance, selection_frequencies
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "adds_specific_damage",
     "bootstrap_intervals",
     "fit_above_chance",
+    "heads_in_order",
     "held_back_fit",
     "make_solver",
     "rank_heads",

@@ -56,8 +56,13 @@ class TaskArrays:
     @property
     def spread(self) -> float:
         """Standard deviation of the damage in nats; 0 where the outcomes are constant up to rounding."""
-        spread = float(self.damage.std())
-        return spread if spread > 1e-9 * max(1.0, float(np.abs(self.damage).max())) else 0.0
+        return spread_of(self.damage)
+
+
+def spread_of(values: NDArray[np.float64]) -> float:
+    """The standard deviation of ``[rows]`` values; 0 where they are constant up to rounding."""
+    spread = float(values.std())
+    return spread if spread > 1e-9 * max(1.0, float(np.abs(values).max())) else 0.0
 
 
 def mask_numbers(masks: NDArray[np.generic]) -> NDArray[np.int64]:

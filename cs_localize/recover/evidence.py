@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
-from cs_localize.recover.arrays import TaskArrays, mask_numbers, task_arrays
+from cs_localize.recover.arrays import TaskArrays, mask_numbers, spread_of, task_arrays
 from cs_localize.recover.solver import Solver
 
 
@@ -82,7 +82,8 @@ def held_back_fit(
         folds: parts that are held back in turn.
 
     Returns:
-        ``[n_tasks]``, -1 to 1; 0 where the outcomes or the predictions are constant.
+        ``[n_tasks]``, -1 to 1; 0 where the outcomes are constant, and a little below where no fit has an effect: then
+        each predicts the mean of the masks it has seen, which lies beyond that of those it has not.
 
     Raises:
         UsageError: if there are fewer different masks than folds.
@@ -117,6 +118,6 @@ def _least_squares(
 
 
 def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    if a.std() == 0 or b.std() == 0:
+    if spread_of(a) == 0 or spread_of(b) == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])

@@ -11,7 +11,7 @@ from sklearn.linear_model import Lasso
 
 from cs_localize.errors import SolverError
 from cs_localize.recover.arrays import TaskArrays
-from cs_localize.recover.options import check_above_zero, check_flag
+from cs_localize.recover.options import check_above_zero, check_flag, check_whole
 from cs_localize.recover.per_task import PerTaskSolver
 
 
@@ -38,43 +38,42 @@ class LassoSolver(PerTaskSolver):
 
     def check_options(self) -> None:
         """Raises UsageError if a parameter is out of range."""
-        check_above_zero(alpha=self.alpha, floor=self.floor, max_iter=self.max_iter)
+        check_above_zero(alpha=self.alpha, floor=self.floor)
         check_flag(positive=self.positive)
+        check_whole(1, max_iter=self.max_iter)
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """One Lasso; see ``PerTaskSolver``."""
-        return weighted_lasso(arrays, arrays.damage, np.ones(len(arrays.damage)), self, task)
+        return self.weighted(arrays, arrays.damage, np.ones(len(arrays.damage)), task)
 
+    def weighted(
+        self, arrays: TaskArrays, target: NDArray[np.float64], weights: NDArray[np.float64], task: str
+    ) -> tuple[NDArray[np.float64], float]:
+        """The Lasso of one task, with a target of one's own and rows that count differently.
 
-def weighted_lasso(
-    arrays: TaskArrays, target: NDArray[np.float64], weights: NDArray[np.float64], options: LassoSolver, task: str
-) -> tuple[NDArray[np.float64], float]:
-    """The Lasso of one task.
+        Args:
+            arrays: the masks, and with them the penalties.
+            target: ``[rows]`` nats, not constant.
+            weights: ``[rows]`` above 0, what a row counts.
+            task: its name, for errors.
 
-    Args:
-        arrays: the masks, and with them the penalties.
-        target: ``[rows]`` nats, not constant.
-        weights: ``[rows]`` above 0, what a row counts.
-        options: the penalty, the sign of effects and the most passes.
-        task: its name, for errors.
+        Returns:
+            The effects ``[n_heads]`` and the intercept, in nats.
 
-    Returns:
-        The effects ``[n_heads]`` and the intercept, in nats.
-
-    Raises:
-        SolverError: if coordinate descent did not converge.
-    """
-    mean = float(np.average(target, weights=weights))
-    spread = float(np.average((target - mean) ** 2, weights=weights)) ** 0.5
-    penalties = arrays.penalties(options.alpha)
-    reference = float(np.median(penalties))
-    scale = penalties / reference
-    lasso = Lasso(alpha=reference, positive=options.positive, max_iter=int(options.max_iter), tol=1e-6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ConvergenceWarning)
-        try:
-            lasso.fit(arrays.masks / scale, (target - mean) / spread, sample_weight=weights)
-        except ConvergenceWarning:
-            raise SolverError(f"the Lasso of task '{task}' did not converge; raise alpha or max_iter") from None
-    effects = np.where(arrays.untested, 0.0, lasso.coef_ / scale * spread)
-    return effects, mean + spread * float(lasso.intercept_)
+        Raises:
+            SolverError: if coordinate descent did not converge.
+        """
+        mean = float(np.average(target, weights=weights))
+        spread = float(np.average((target - mean) ** 2, weights=weights)) ** 0.5
+        penalties = arrays.penalties(self.alpha)
+        reference = float(np.median(penalties))
+        scale = penalties / reference
+        lasso = Lasso(alpha=reference, positive=self.positive, max_iter=self.max_iter, tol=1e-6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConvergenceWarning)
+            try:
+                lasso.fit(arrays.masks / scale, (target - mean) / spread, sample_weight=weights)
+            except ConvergenceWarning:
+                raise SolverError(f"the Lasso of task '{task}' did not converge; raise alpha or max_iter") from None
+        effects = np.where(arrays.untested, 0.0, lasso.coef_ / scale * spread)
+        return effects, mean + spread * float(lasso.intercept_)

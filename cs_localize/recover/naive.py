@@ -1,4 +1,4 @@
-"""The solvers that a sparse one must beat: no selection, every tested head has an effect."""
+"""References without selection: every tested head has an effect."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ class OmpSolver(PerTaskSolver):
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """The path of least squares up to the chosen number of heads; see ``PerTaskSolver``."""
-        fold = self._folds(arrays)
-        errors = np.sum([_held_back_errors(arrays, fold == held, self.limit) for held in np.unique(fold)], axis=0)
-        path = _effects(arrays.masks, arrays.damage, self.limit)
+        fold, limit = self._folds(arrays), min(self.limit, arrays.masks.shape[1])
+        errors = np.sum([_held_back_errors(arrays, fold == held, limit) for held in np.unique(fold)], axis=0)
+        path = _effects(arrays.masks, arrays.damage, limit)
         effects = path[:, min(int(np.argmin(errors)), path.shape[1] - 1)]
         return effects, arrays.intercept(effects)
 
@@ -49,7 +49,7 @@ class OmpSolver(PerTaskSolver):
         mask = mask_numbers(arrays.masks)
         means = np.bincount(mask, weights=arrays.damage) / np.bincount(mask)
         place = np.argsort(np.argsort(means, kind="stable"), kind="stable")
-        return np.asarray(place[mask] % self.folds)
+        return np.asarray(place[mask] % min(self.folds, len(place)))
 
 
 def _effects(masks: NDArray[np.float64], damage: NDArray[np.float64], limit: int) -> NDArray[np.float64]:

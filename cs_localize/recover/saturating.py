@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.arrays import TaskArrays
-from cs_localize.recover.lasso import LassoSolver, weighted_lasso
+from cs_localize.recover.lasso import LassoSolver
 from cs_localize.recover.options import check_above_zero
 
 _STEPS = 4
@@ -59,8 +59,8 @@ class SaturatingSolver(LassoSolver):
             # Beyond these bounds the linearisation would ask for steps that no outcome supports.
             total = np.clip(arrays.masks @ effects + intercept, -self.cap, 2 * self.cap)
             slope = np.exp(-total / self.cap)
-            residual = arrays.damage - self.cap * (1 - slope)
+            residual = arrays.damage + self.cap * np.expm1(-total / self.cap)
             bounded = np.minimum(slope, 1.0)
             target = total + residual / bounded
-            effects, intercept = weighted_lasso(arrays, target, bounded**2, self, task)
+            effects, intercept = self.weighted(arrays, target, bounded**2, task)
         return effects, intercept

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.errors import UsageError
+from cs_localize.heads import Head, ModelShape
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ def rank_heads(scores: NDArray[np.float64], effects: NDArray[np.float64]) -> NDA
         ``[n_tasks, n_heads]`` int, positions of heads.
     """
     return np.stack([np.lexsort((-effect, -score)) for score, effect in zip(scores, effects, strict=True)])
+
+
+def heads_in_order(order: NDArray[np.int64], shape: ModelShape, tasks: Sequence[str]) -> dict[str, tuple[Head, ...]]:
+    """What ``rank_heads`` returns, as heads by task."""
+    return {task: tuple(shape.head(int(i)) for i in row) for task, row in zip(tasks, order, strict=True)}
 
 
 def _in_spreads(effects: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -40,7 +40,7 @@ def selection_frequencies(
 
     Raises:
         UsageError: if there are no resamples, or no head may be selected.
-        SolverError: if a fit fails, or a task is too small to be halved.
+        SolverError: if a fit fails.
     """
     if resamples < 1 or most < 1:
         raise UsageError(f"stability needs at least one resample and one head, not {resamples} and {most}")

@@ -77,3 +77,9 @@ def test_more_folds_than_masks_are_a_usage_error() -> None:
     table = additive_table(rows=10)
     with pytest.raises(UsageError, match="cannot be held back in 50 folds"):
         held_back_fit(table, LassoSolver(), np.random.default_rng(0), folds=50)
+
+
+def test_outcomes_that_are_constant_up_to_rounding_have_no_fit() -> None:
+    table = additive_table(rows=200)
+    constant = replace(table, score=table.baseline - 0.7)
+    assert np.array_equal(held_back_fit(constant, LassoSolver(), np.random.default_rng(0)), [0.0, 0.0])

@@ -222,6 +222,8 @@ def test_unknown_options_and_impossible_values_are_usage_errors(name: str) -> No
         ("lasso", "positive", "yes", "true or false"),
         ("cvxpy", "group", 1, "from 0 to below 1"),
         ("cvxpy", "group", True, "from 0 to below 1"),
+        ("lasso", "max_iter", 0.5, "whole number of at least 1"),
+        ("saturating", "max_iter", 2.5, "whole number of at least 1"),
         ("omp", "limit", 0, "whole number of at least 1"),
         ("omp", "limit", 2.5, "whole number of at least 1"),
         ("omp", "folds", 1, "whole number of at least 2"),
@@ -237,6 +239,18 @@ def test_scaling_the_damage_and_the_cap_scales_the_effects_under_a_saturating_li
     scaled = replace(table, score=table.baseline - 3.0 * (table.baseline - table.score))
     plain = make_solver("saturating", floor=100.0, cap=6.0).fit(table).effects_
     assert make_solver("saturating", floor=100.0, cap=18.0).fit(scaled).effects_ == pytest.approx(3 * plain, abs=3e-3)
+
+
+def test_a_cap_that_is_never_reached_makes_the_saturating_solver_a_lasso() -> None:
+    table = additive_table()
+    plain = make_solver("lasso").fit(table).effects_
+    assert make_solver("saturating", cap=1e17).fit(table).effects_ == pytest.approx(plain, abs=1e-6)
+
+
+def test_a_pursuit_of_more_heads_or_folds_than_there_are_is_one_of_all() -> None:
+    table = additive_table()
+    few = make_solver("omp", limit=table.shape.n_heads, folds=len(table)).fit(table).effects_
+    assert np.array_equal(make_solver("omp", limit=10**12, folds=10**30).fit(table).effects_, few)
 
 
 def test_effects_under_a_saturating_link_are_those_that_made_the_damage_and_predict_it() -> None:

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.ci_scripts import ROOT
+
+
+def test_every_method_is_compared_at_its_requests_and_the_planted_heads_are_found(tmp_path: Path) -> None:
+    options = ["--repeats", "1", "--heads", "270", "--named", "5", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "benchmarks/recovery.py", *options], cwd=ROOT, capture_output=True, check=True)
+    with (tmp_path / "recovery.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {int(row["requests"]) for row in rows if row["method"] == "lasso"} == {90, 180, 270, 540, 1080}
+    assert {row["method"] for row in rows} >= {"cvxpy", "exhaustive", "omp", "oracle", "random", "thin sweep"}
+    recall = {row["method"]: float(row["recall"]) for row in rows if row["requests"] in ("0", "1080", "10800")}
+    assert recall["exhaustive"] == 1.0
+    assert recall["lasso"] > 0.8
+    assert recall["random"] < 0.3
+    assert "recall of the planted heads" in (tmp_path / "recovery.svg").read_text(encoding="utf-8")
