@@ -105,8 +105,10 @@ def cluster(folder: Path) -> Iterator[tuple[str, Cluster]]:
     nodes = Cluster()
     try:
         nodes.add_node(num_cpus=0, **dashboard, **common)
-        for _ in range(2):
-            nodes.add_node(num_cpus=2, include_dashboard=False, **common)
+        for name in ("one", "two"):
+            # In a folder of its own, as on a machine of its own: nodes that share one take the working directory of a
+            # running job away from each other.
+            nodes.add_node(num_cpus=2, include_dashboard=False, temp_dir=str(folder / name), **common)
         address = f"http://127.0.0.1:{port}"
         listing = ("job", "list", "--address", address)
         wait_for("the job server", folder / "ray.log", lambda: ray_command(folder / "ray.log", *listing).wait() == 0)
