@@ -58,7 +58,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     effects = ablate(
         arguments.model,
         arguments.heads,
-        _names(arguments.tasks),
+        listed(arguments.tasks),
         limit=arguments.limit,
         seed=arguments.seed,
         engine=EngineConfig(name=arguments.engine or "vllm", workers=arguments.workers),
@@ -77,7 +77,7 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         raise UsageError("a grid of ablations goes into a folder; name it with --out")
     if arguments.log_samples is not None:
         raise UsageError("--log-samples is for one ablation; the answers of a grid are in its ablation.parquet")
-    tasks = [] if arguments.tasks is None else _names(arguments.tasks)
+    tasks = [] if arguments.tasks is None else listed(arguments.tasks)
     if arguments.tasks is not None and not tasks:
         raise UsageError("--tasks names no task; 'cs-localize tasks' lists them")
     engine = EngineConfig()
@@ -93,7 +93,7 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         model,
         AblationGrid(
             heads,
-            _names("together" if arguments.sets is None else arguments.sets),
+            listed("together" if arguments.sets is None else arguments.sets),
             _numbers("0" if arguments.scales is None else arguments.scales),
             arguments.random or 0,
             arguments.seed,
@@ -110,12 +110,13 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _names(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """What a user lists with commas between."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(number) for number in _names(text)]
+        return [float(number) for number in listed(text)]
     except ValueError:
         raise UsageError(f"--scales {text}: give numbers with commas between, such as 0,0.5,2") from None

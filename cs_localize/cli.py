@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import importlib.resources
 import os
 import signal
@@ -15,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from cs_localize import __version__
-from cs_localize.ablate_verb import add_ablate
-from cs_localize.errors import CsLocalizeError, UsageError, one_line
+from cs_localize.ablate_verb import add_ablate, listed
+from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
 from cs_localize.submit_verb import add_job_verbs
 
@@ -38,26 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # None where the shell closed it
             sys.stdout.flush()  # at exit it would be too late to report a full disk
         return code
-    except CsLocalizeError as error:
-        return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command continues where this one stopped", 130)
     except BrokenPipeError:
         # Whoever read the output went away. Python would complain once more when it flushes at exit.
         _discard_output()
         return 1
-    except ModuleNotFoundError as error:
-        return _complain(f"the package '{error.name}' is missing; install cs_localize[cpu] or cs_localize[gpu]", 1)
-    except MemoryError as error:
-        return _complain(f"there is not enough memory ({error or 'no size named'}); ask for less", 1)
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        reason = explained(error)
+        if reason is None:
+            raise
+        if isinstance(error, OSError) and error.filename is None:
             _discard_output()  # it may have been the output that failed, and would fail once more at exit
-        if error.errno == errno.ENOSPC:
-            return _complain(
-                f"the disk is full ({error.filename or 'no file named'}); free some space and run again", 1
-            )
-        return _complain(str(error), 1)
+        return _complain(reason, error.exit_code if isinstance(error, CsLocalizeError) else 1)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -96,13 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep = verbs.add_parser("sweep", help="run a grid of studies: models x task sets x methods on one ledger")
     sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")
     sweep.add_argument("--out", type=Path, help="the grid's folder (default: runs/ and the file's name)")
-    sweep.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="A.B=C",
-        help="override an option of the grid, such as base.seed=1",
-    )
+    _add_set(sweep, "the grid, such as base.seed=1")
     sweep.set_defaults(run=_sweep)
 
     add_ablate(verbs)
@@ -126,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_set(parser: argparse.ArgumentParser) -> None:
+def _add_set(parser: argparse.ArgumentParser, what: str = "the study") -> None:
     parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", help="override an option of the study; may be repeated"
+        "--set", action="append", default=[], metavar="A.B=C", help=f"override an option of {what}; may be repeated"
     )
 
 
@@ -184,7 +170,7 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
     from cs_localize.crosscheck import crosscheck_study
     from cs_localize.report import summary_lines
 
-    tasks = None if arguments.tasks is None else [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    tasks = None if arguments.tasks is None else listed(arguments.tasks)
     result = crosscheck_study(arguments.study, tasks)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")

@@ -261,6 +261,9 @@ def first_problem(error: ValidationError) -> str:
         return f"unknown option '{where}'{more}"
     if first["type"] == "missing":
         return f"'{where}' is required{more}"
+    if first["loc"][-1:] == ("[key]",):
+        section = ".".join(str(part) for part in first["loc"][:-2])
+        return f"'{section}': write the name {first['input']!r} in quotes{more}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("dict_type", "model_type"):
         message = "give options, as 'name: value' lines"

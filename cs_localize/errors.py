@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class CsLocalizeError(Exception):
     """Base of every error with a message meant for the user. Exit code 1."""
@@ -25,6 +27,17 @@ class LedgerError(CsLocalizeError):
 
 class SolverError(CsLocalizeError):
     """A solver did not reach a solution, or was given data it cannot use."""
+
+
+def explained(error: BaseException) -> str | None:
+    """What to tell a user of an error that was to be expected one day; None for any other."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package '{error.name}' is missing; install cs_localize[cpu] or cs_localize[gpu]"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory ({str(error) or 'no size named'}); ask for less"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full ({error.filename or 'no file named'}); free some space and run again"
+    return str(error) if isinstance(error, CsLocalizeError | OSError) else None
 
 
 def one_line(text: object, longest: int = 300) -> str:

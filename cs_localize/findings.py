@@ -252,8 +252,12 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file as ``new_file`` does."""
-    with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+    try:
+        with new_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write that fails names none
+        raise
 
 
 def read_file(path: Path, kind: type[FileT]) -> FileT:

@@ -40,7 +40,7 @@ def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[st
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not all(path.split(".")):
-            raise UsageError(f"--set {override}: write it as section.option=value, for example design.requests=600")
+            raise UsageError(f"--set {override}: write it as option=value, with dots between a section and its option")
         try:
             value = _read_yaml(text)
         except _YAML_PROBLEMS as error:

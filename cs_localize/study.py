@@ -16,7 +16,7 @@ import numpy as np
 from cs_localize import __version__
 from cs_localize.config import StudyConfig
 from cs_localize.confirm import confirm_heads, crosscheck, random_heads
-from cs_localize.errors import UsageError
+from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import (
     ConfirmFile,
     CrosscheckFile,
@@ -27,7 +27,7 @@ from cs_localize.findings import (
     write_file,
     write_text,
 )
-from cs_localize.folder import StudyResult, clear_folder, make_folder
+from cs_localize.folder import StudyResult, clear_folder, load_result, make_folder
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
@@ -63,19 +63,17 @@ def run_study(
     tasks = check_study(config)
     make_folder(out)
     with closing(Progress(out / "events.jsonl")) as progress:
-        opened = session(progress) if session else _own_session(config, out, tuple(tasks), progress)
+        opened = session(progress) if session else own_session(config, out, tuple(tasks), progress)
         with opened as current:
             # Under the ledger's lock: a second run into this folder has no say in it.
             clear_folder(config, out, current.spec)
             study = Study(config, out, tasks, current, progress)
             found = study.search()
-            heads = study.write_heads(found, command)
+            study.write_heads(found, command)
             confirm = study.confirm(found) if config.confirm.enabled else None
-            checked = study.crosscheck(found.named, confirm) if config.crosscheck.enabled and confirm else None
-        report = write_report(out)
-        counts = {stage: asdict(count) for stage, count in current.measurer.counts.items()}
-        progress.event("study_finished", report=str(report), counts=counts)
-    return StudyResult(out, heads, confirm, checked, report)
+            if config.crosscheck.enabled and confirm:
+                study.crosscheck(found.named, confirm)
+        return study.finish()
 
 
 class Study:
@@ -159,16 +157,15 @@ class Study:
         return write_file(self._out / "confirm.json", confirm)
 
     def crosscheck(self, named: Mapping[str, Sequence[Head]], confirm: ConfirmFile) -> CrosscheckFile:
-        """Locates neurons, sets them against the heads and writes crosscheck.json."""
-        wanted = self._config.crosscheck.tasks or self._config.tasks
-        missing = [task for task in wanted if not self._neuron_file(task, named[task]).exists()]
+        """Locates neurons, sets them against the heads and writes crosscheck.json; tasks that it holds already stay."""
+        asked = {*self._checked_before(), *(self._config.crosscheck.tasks or self._config.tasks)}
+        files = {task: self._neuron_file(task, named[task]) for task in self._config.tasks if task in asked}
+        missing = [task for task, file in files.items() if not file.exists()]
         if missing:
             self._session.measurer.release()  # attribution wants all cores
             for task in missing:
-                write_text(
-                    self._neuron_file(task, named[task]), self._locate(task, named[task]).model_dump_json(indent=1)
-                )
-        sets = {task: read_file(self._neuron_file(task, named[task]), NeuronSet) for task in wanted}
+                write_text(files[task], self._locate(task, named[task]).model_dump_json(indent=1))
+        sets = {task: read_file(file, NeuronSet) for task, file in files.items()}
         checked = crosscheck(
             self._session.measurer,
             self._held_out,
@@ -181,6 +178,19 @@ class Study:
             self._config.seed,
         )
         return write_file(self._out / "crosscheck.json", checked)
+
+    def finish(self) -> StudyResult:
+        """Writes the report and the last event, and reads what the study has left on disk."""
+        report = write_report(self._out)
+        counts = {stage: asdict(count) for stage, count in self._session.measurer.counts.items()}
+        self._progress.event("study_finished", report=str(report), counts=counts)
+        return load_result(self._out)
+
+    def _checked_before(self) -> list[str]:
+        try:
+            return list(read_file(self._out / "crosscheck.json", CrosscheckFile).tasks)
+        except CsLocalizeError:  # there is none, or none that can be read
+            return []
 
     def _locate(self, task: str, named: Sequence[Head]) -> NeuronSet:
         drawn = random_heads(named, self._session.shape, stream(self._config.seed, "attribution", task))
@@ -242,7 +252,8 @@ def check_study(config: StudyConfig) -> dict[str, Task]:
     return tasks
 
 
-def _own_session(
+def own_session(
     config: StudyConfig, out: Path, tasks: Sequence[str], progress: Progress
 ) -> AbstractContextManager[Session]:
+    """A session for one study, on the ledger it names or the one in its folder; see ``open_session``."""
     return open_session(config.model, config.engine, tasks, Path(config.ledger or out / "ledger"), progress)

@@ -1,9 +1,14 @@
-"""Puts a finished demo's closing lines and heat map into the README: ``python docs/excerpt.py runs/demo``."""
+"""Puts a finished demo's closing lines and heat map into the README and prints how long the demo took.
+
+python docs/excerpt.py runs/demo
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from cs_localize.folder import load_result
@@ -24,6 +29,9 @@ def main(study: Path) -> None:
         raise SystemExit("README.md has no block between '<!-- demo' and '<!-- /demo -->'")
     readme.write_text(text, encoding="utf-8")
     (ROOT / "docs" / "heatmap.svg").write_text(heatmap_svg(result.heads, "antonyms"), encoding="utf-8")
+    events = (study / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    first, last = (datetime.fromisoformat(json.loads(line)["time"]) for line in (events[0], events[-1]))
+    print(f"from its first event to its last: {(last - first).total_seconds():.0f} s")
 
 
 if __name__ == "__main__":

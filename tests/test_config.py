@@ -218,10 +218,10 @@ def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("design.requests", "write it as section.option=value"),
-        ("=3", "write it as section.option=value"),
-        ("design..requests=3", "write it as section.option=value"),
-        ("design.=3", "write it as section.option=value"),
+        ("design.requests", "write it as option=value"),
+        ("=3", "write it as option=value"),
+        ("design..requests=3", "write it as option=value"),
+        ("design.=3", "write it as option=value"),
         ("model.name=3", "'model' is not a section"),
         ("design.requests=[1", "the value is not valid YAML"),
         ("design.request=3", "unknown option 'design.request'"),

@@ -78,6 +78,10 @@ def test_a_later_cross_check_is_the_one_the_study_would_have_made(searched: Stud
     assert list(more.crosscheck.tasks if more.crosscheck else ()) == ["tiny_copy", "tiny_modsum"], "none is lost"
     assert more.heads == searched.heads
 
+    again = run_study(parse_study(study(folder, enabled=False)), searched.out)
+
+    assert again.crosscheck == more.crosscheck, "nor when the study runs again"
+
 
 @pytest.mark.model
 @pytest.mark.ray
@@ -125,8 +129,9 @@ def test_a_study_that_cannot_be_cross_checked_says_why(tmp_path: Path, capsys: p
     with pytest.raises(UsageError, match="no neurons"):
         crosscheck_study(out)
     capsys.readouterr()
-    assert main(["crosscheck", str(out), "--tasks", "antonymz"]) == 2
-    assert "choose among the study's" in capsys.readouterr().err
+    for tasks, wrong in (("antonymz", "antonymz"), (",", "names no task")):
+        assert main(["crosscheck", str(out), "--tasks", tasks]) == 2
+        assert f"--tasks {wrong}: choose among the study's" in capsys.readouterr().err
 
     (out / "confirm.json").unlink()
     with pytest.raises(CsLocalizeError, match="run the study first"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,18 @@ def test_who_may_read_a_file_is_as_for_any_other_that_the_user_makes(tmp_path: P
     finally:
         os.umask(usual)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))  # bytes; a write beyond fails
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            write_text(tmp_path / "report.html", "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert error.value.filename == str(tmp_path / "report.html")
+    assert os.listdir(tmp_path) == []
 
 
 def test_findings_cannot_be_changed_after_the_fact() -> None:

@@ -98,6 +98,12 @@ def test_the_jobs_of_the_readme_are_the_jobs_of_the_repository() -> None:
         assert "--working-dir ." in line
 
 
+def test_the_submit_command_is_understood_and_its_study_is_there() -> None:
+    (line,) = commands("cs-localize submit")
+    arguments = _parser().parse_args(shlex.split(line)[1:])
+    assert (ROOT / arguments.study).is_file()
+
+
 def test_every_local_file_the_readme_links_to_exists() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target

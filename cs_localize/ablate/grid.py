@@ -19,6 +19,7 @@ from cs_localize.config import EngineConfig
 from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
 from cs_localize.findings import new_file
+from cs_localize.folder import make_folder
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode
@@ -94,10 +95,7 @@ def ablation_grid(
     """
     if not items or not all(items.values()):
         raise UsageError("a grid of ablations needs at least one task, and an item of each")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+    make_folder(out)
     rows, summary = out / "ablation.parquet", out / "summary.csv"
     for file in (rows, summary):
         if file.is_dir():  # said before anything is measured

@@ -36,7 +36,9 @@ class TaskSet(_Section):
     """Tasks that are localized in one study and control each other."""
 
     tasks: tuple[str, ...] = Field(min_length=1, description="Capabilities to localize.")
-    controls: tuple[str, ...] = Field((), description="Tasks that are only measured, at confirmation.")
+    controls: tuple[str, ...] | None = Field(
+        None, description="Tasks that are only measured, at confirmation. Default: those of the base."
+    )
 
 
 def _one_method() -> dict[str, _Overrides]:
@@ -154,7 +156,7 @@ def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...
                 except RecursionError:
                     raise UsageError(f"{source}: an option holds itself; write it out without '*'") from None
                 study["tasks"] = list(chosen.tasks)
-                if chosen.controls:
+                if chosen.controls is not None:
                     study["controls"] = list(chosen.controls)
                 where = f"{source}: cell {model}/{task_set}/{method}"
                 cells.append(Cell(model, task_set, method, parse_study(study, where)))

@@ -98,7 +98,7 @@ def _cell(out: Path, result: CellResult) -> CellView:
             TaskLine(
                 task,
                 [row.head for row in rows],
-                _known(first.baseline_accuracy if first else None, percent),
+                _known(result.baseline.get(task), percent),
                 _known(first.accuracy_gone if first else None, points),
                 _known(first.controls_gone if first else None, points),
             )

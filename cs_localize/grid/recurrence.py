@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cs_localize.grid.state import CellResult
@@ -50,25 +51,16 @@ def recurrences(results: Sequence[CellResult]) -> list[Recurrence]:
 
 
 def _recurrence(model: str, results: Sequence[CellResult]) -> Recurrence:
-    studies = _counted(task for result in results for task in result.cell.study.tasks)
-    counts: dict[str, dict[str, int]] = {}
+    studies = dict(Counter(task for result in results for task in result.cell.study.tasks))
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for result in results:
         for row in result.rows:
-            of_head = counts.setdefault(row.head, {})
-            of_head[row.task] = of_head.get(row.task, 0) + 1
+            counts[row.head][row.task] += 1
     order = sorted(counts, key=lambda head: (-len(counts[head]), -sum(counts[head].values()), Head.parse(head)))
     return Recurrence(
         model=model,
         tasks=tuple(studies),
         studies=studies,
         namings={head: {task: counts[head][task] for task in studies if task in counts[head]} for head in order},
-        universal=_counted(head for result in results for head in result.universal),
+        universal=dict(Counter(head for result in results for head in result.universal)),
     )
-
-
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    """How often each name occurs, in the order of their first occurrence."""
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TextIO
 
 from cs_localize.config import dump_study
-from cs_localize.errors import CsLocalizeError, UsageError, one_line
-from cs_localize.folder import StudyResult, load_result
+from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
+from cs_localize.folder import StudyResult, load_result, make_folder
 from cs_localize.grid.config import Cell
 from cs_localize.grid.page import write_page
 from cs_localize.grid.recurrence import recurrences
@@ -75,29 +75,24 @@ def run_grid(cells: Sequence[Cell], out: Path, stream: TextIO = sys.stderr) -> G
         LedgerError: if the ledger is damaged or in use.
     """
     prepared = _prepare(cells, out)
-    try:
-        (out / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+    make_folder(out / "cells")
     for one in prepared:
         study = one.finished()
         if study is not None:
             one.take(study)
     results = tuple(one.result for one in prepared)
-    missing = [one for one in prepared if one.result.status != "finished"]
+    missing = [(number, one) for number, one in enumerate(prepared, 1) if one.result.status != "finished"]
     if not missing:
         _write(out, results)
     else:
         with Bench(_ledger(cells)) as bench:
             _write(out, results)  # under the ledger's lock: what another driver is writing stays as it is
-            for one in missing:
-                number = 1 + prepared.index(one)
-                stream.write(f"cell {number}/{len(prepared)}: {one.result.cell.name}\n")
-                stream.flush()
+            for number, one in missing:
+                cell = f"cell {number}/{len(prepared)}: {one.result.cell.name}"
+                print(cell, file=stream, flush=True)
                 one.run(bench)
                 if one.result.error:
-                    stream.write(f"cell {number}/{len(prepared)}: {one.result.cell.name} failed: {one.result.error}\n")
-                    stream.flush()
+                    print(f"{cell} failed: {one.result.error}", file=stream, flush=True)
                 _write(out, results)
     return GridResult(out, results, out / "index.html", (out / "heads.parquet", out / "heads.csv"))
 
@@ -136,11 +131,10 @@ class _Prepared:
                 run_study(config, folder, command, partial(bench.session, self.spec, self.encoder, config.engine))
             )
         except Exception as error:
-            reason: object = error
-            if not isinstance(error, CsLocalizeError | OSError):
-                reason = f"{type(error).__name__}: {error}" if one_line(error) else type(error).__name__
-            if not isinstance(error, CsLocalizeError | OSError | MemoryError):
+            reason = explained(error)
+            if reason is None:
                 _LOG.exception("%s: an error that cs_localize does not know; please report it", self.result.cell.name)
+                reason = f"{type(error).__name__}: {error}"
             self.result.status = "failed"
             self.result.error = one_line(reason, _LONGEST)
 
@@ -150,6 +144,7 @@ class _Prepared:
         self.result.rows = tuple(head_rows(self.result.cell, study.heads, study.confirm))
         self.result.requests = sum(finding.requests for finding in study.heads.tasks.values())
         self.result.universal = tuple(study.heads.universal)
+        self.result.baseline = study.confirm.baseline if study.confirm is not None else {}
 
 
 def _outcome(result: CellResult) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ class CellResult:
         rows: its named heads.
         requests: masked search requests of all its tasks.
         universal: heads that hurt nearly all of its tasks, worst first.
+        baseline: accuracy of the unmodified model by task; empty where nothing was confirmed.
     """
 
     cell: Cell
@@ -37,6 +38,7 @@ class CellResult:
     rows: tuple[HeadRow, ...] = ()
     requests: int = 0
     universal: tuple[str, ...] = ()
+    baseline: Mapping[str, float] = field(default_factory=dict)
 
 
 class CellState(BaseModel):
