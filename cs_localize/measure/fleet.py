@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ class Fleet:
         self._patience = Patience(unit_timeout_s)
         self._calls: dict[ObjectRef[list[Outcome]], tuple[WorkerHandle, Unit]] = {}
         self._deaths_in_a_row = 0
+        self._workers_before = 0
         self._quarantined_in_a_row = 0
         self.discarded = 0
 
@@ -162,9 +164,10 @@ class Fleet:
     def close(self) -> None:
         """Ends all workers, and Ray if this fleet started it. May be called twice."""
         self._calls.clear()
-        for worker in self._crew:
-            self._crew.end(worker)
-        self._session.__exit__(None, None, None)
+        with ExitStack() as stack:  # whatever goes wrong with one worker, the others are ended
+            stack.callback(self._session.__exit__, None, None, None)
+            for worker in self._crew:
+                stack.callback(self._crew.end, worker)
 
     def _feed(self, queue: UnitQueue) -> None:
         """Hands out units: one to each worker, and a second to wait beside it while there are plenty."""
@@ -198,8 +201,8 @@ class Fleet:
                 continue
             limit = self._patience.seconds(worker.units[0])
             if now - worker.began_at > limit:
-                tokens = worker.units[0].tokens
-                self._lose(worker, f"hung: no answer to {tokens:,} tokens in {limit:g} s; engine.unit_timeout_s", queue)
+                waited = f"{worker.units[0].tokens:,} tokens in {limit:g} s"
+                self._lose(worker, f"hung: no answer to {waited}, see engine.unit_timeout_s", queue)
 
     def _receive(self, reference: ObjectRef[Any], queue: UnitQueue) -> tuple[range, list[Outcome]] | None:
         import ray
@@ -229,7 +232,8 @@ class Fleet:
         if worker.ended:
             return
         units = list(worker.units)
-        workers = len(self._crew)
+        # The workers of a node that goes away are lost one after the other, and the crew is smaller each time.
+        self._workers_before = max(len(self._crew), self._workers_before if self._deaths_in_a_row else 0)
         self._crew.drop(worker)
         self._crew.tell("worker_lost", worker, units=len(units), reason=reason)
         _LOG.warning("worker %d was lost (%s); starting another", worker.number, reason)
@@ -238,9 +242,10 @@ class Fleet:
         if units:
             self._blame(units[0], reason, queue)
         self._deaths_in_a_row += not searching
-        if self._deaths_in_a_row > self._max_restarts * workers:
+        if self._deaths_in_a_row > self._max_restarts * self._workers_before:
             raise MeasurementError(
-                f"{self._deaths_in_a_row} workers died and nothing was measured in between; the last: {reason}"
+                f"{self._deaths_in_a_row} workers died and nothing was measured in between; "
+                f"the last{_at(units)}: {reason}"
             )
 
     def _blame(self, unit: Unit, reason: str, queue: UnitQueue) -> None:
@@ -263,6 +268,14 @@ class Fleet:
                 f"{_QUARANTINED_IN_A_ROW} requests killed every worker they were given to and nothing was measured in "
                 f"between, the last of them {name}; the last worker: {reason}"
             )
+
+
+def _at(units: Sequence[Unit]) -> str:
+    """What a worker was at, for messages."""
+    if not units:
+        return ""
+    first, *rest = units[0].requests
+    return f", while it measured {request_name(first)}" + (f" and {len(rest)} more" if rest else "")
 
 
 def _quarantine(requests: Sequence[Request]) -> str:

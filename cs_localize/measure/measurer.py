@@ -90,6 +90,7 @@ class LedgerMeasurer:
         self._encoder = encoder
         self._progress = progress
         self._fleet: Answering | None = None
+        self._discarded_before = ledger.discarded
         self._stack = ExitStack()
 
     def __enter__(self) -> LedgerMeasurer:
@@ -161,13 +162,14 @@ class LedgerMeasurer:
             return
         try:
             self._record_evidence(self._fleet)
-            self._progress.event("fleet_closed", discarded=self._fleet.discarded + self._ledger.discarded)
+            self._progress.event("fleet_closed", discarded=self._discarded_by(self._fleet))
         finally:
             self._close_fleet()
 
     def take_over(self, fleet: Answering) -> None:
         """Uses a fleet of this engine that runs already."""
         self._fleet = fleet
+        self._discarded_before = fleet.discarded + self._ledger.discarded
         self._progress.event("fleet_taken_over")
 
     def hand_over(self) -> Answering | None:
@@ -175,9 +177,13 @@ class LedgerMeasurer:
         fleet = self._fleet
         if fleet is not None:
             self._record_evidence(fleet)
-            self._progress.event("fleet_handed_over", discarded=fleet.discarded + self._ledger.discarded)
+            self._progress.event("fleet_handed_over", discarded=self._discarded_by(fleet))
         self._fleet = None
         return fleet
+
+    def _discarded_by(self, fleet: Answering) -> int:
+        """Outcomes that came a second time to this measurer; fleet and ledger may have served others before."""
+        return fleet.discarded + self._ledger.discarded - self._discarded_before
 
     def _record_evidence(self, fleet: Answering) -> None:
         for worker, evidence in fleet.evidence().items():

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 from cs_localize.outcomes import Item
 
 TokenIds = tuple[int, ...]
@@ -53,9 +53,7 @@ class Encoder:
             self._tokenizer = AutoTokenizer.from_pretrained(str(model_dir), **options)
             config = AutoConfig.from_pretrained(str(model_dir), **options).get_text_config()
         except Exception as error:  # the tokenizers package raises no narrower kind on a damaged file
-            raise UsageError(
-                f"no tokenizer can be loaded from {model_dir}: {' '.join(str(error).split())[:200]}"
-            ) from None
+            raise UsageError(f"no tokenizer can be loaded from {model_dir}: {one_line(error, 200)}") from None
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self._cache: dict[Item, tuple[TokenIds, TokenIds]] = {}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 from cs_localize.models.extras import need
 
 _LOG = logging.getLogger("cs_localize")
@@ -22,8 +22,8 @@ def home() -> Path:
     folder = os.environ.get("CS_LOCALIZE_HOME") or "~/.cache/cs_localize"
     try:
         return Path(folder).expanduser().resolve()
-    except RuntimeError:
-        raise UsageError(f"there is no home folder for '{folder}'; set CS_LOCALIZE_HOME to a folder") from None
+    except RuntimeError as error:  # a link to itself, or nobody's home
+        raise UsageError(f"'{folder}' is no folder ({one_line(error)}); set CS_LOCALIZE_HOME to one") from None
 
 
 def model_directory(name: str, recipe: str) -> Path:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 from cs_localize.errors import UsageError
 
@@ -22,9 +23,11 @@ _SMALL = (
 )
 INDEX = "model.safetensors.index.json"
 _WHOLE_BYTES = 2 << 30
-LARGEST_HEADER = 100_000_000  # bytes; the limit of the format, so that another file's first bytes are not believed
+_LARGEST_HEADER = 100_000_000  # bytes; the limit of the format, so that another file's first bytes are not believed
 _PIECES = 16
 _PIECE_BYTES = 64 << 10
+
+EntryT = TypeVar("EntryT")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -80,22 +83,42 @@ def _pieces(file: Path, whole: bool) -> Iterator[bytes]:
             while piece := stream.read(1 << 20):
                 yield piece
             return
-        header = stream.read(min(int.from_bytes(stream.read(8), "little"), LARGEST_HEADER))
+        header, extents = read_header(stream, file, _extent)
         yield header
         start = 8 + len(header)
-        for begin, end in _extents(header, file):
+        for begin, end in sorted(extents):
             for offset in _offsets(end - begin):
                 stream.seek(start + begin + offset)
                 yield stream.read(min(_PIECE_BYTES, end - begin - offset))
 
 
-def _extents(header: bytes, file: Path) -> list[tuple[int, int]]:
-    """Begin and end of every tensor in the data section of a safetensors file."""
+def read_header(
+    stream: BinaryIO, file: Path, read_entry: Callable[[str, Mapping[str, Any]], EntryT]
+) -> tuple[bytes, list[EntryT]]:
+    """Reads the header of a safetensors file.
+
+    Args:
+        stream: the file, at its start; afterwards at the end of the header.
+        file: its name, for errors.
+        read_entry: makes of a tensor's name and entry what is wanted of it.
+
+    Returns:
+        The header's bytes, which follow its length of 8 bytes, and what ``read_entry`` made of every tensor.
+
+    Raises:
+        UsageError: if it is no such file.
+    """
+    header = stream.read(min(int.from_bytes(stream.read(8), "little"), _LARGEST_HEADER))
     try:
-        tensors = json.loads(header)
-        return sorted(tuple(entry["data_offsets"]) for name, entry in tensors.items() if name != "__metadata__")
+        return header, [read_entry(name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"{file} is not a safetensors file; fetch the model again") from None
+
+
+def _extent(name: str, entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Begin and end of a tensor in the data section of a safetensors file."""
+    begin, end = entry["data_offsets"]
+    return int(begin), int(end)
 
 
 def _offsets(size: int) -> list[int]:

@@ -6,7 +6,6 @@ change: names, dtypes, order and metadata stay, and a piece of one tensor is all
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cs_localize.errors import UsageError
-from cs_localize.models.files import LARGEST_HEADER
+from cs_localize.models.files import read_header
 
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of an entry by dtype, for the dtypes in which a number of zero bytes is zero and nothing is scaled."""
@@ -54,13 +53,8 @@ def read_tensors(file: Path) -> list[Tensor]:
         UsageError: if it is no such file, or not whole.
     """
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = stream.read(min(length, LARGEST_HEADER))
-    start = 8 + length
-    try:
-        tensors = [_tensor(name, entry, start) for name, entry in json.loads(header).items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{file} is not a safetensors file; fetch the model again") from None
+        _, tensors = read_header(stream, file, lambda name, entry: _tensor(name, entry, stream.tell()))
+        start = stream.tell()
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     bounds = [start, *(tensor.end for tensor in tensors)]
     gapless = all(tensor.begin == end for tensor, end in zip(tensors, bounds, strict=False))

@@ -175,7 +175,10 @@ def test_a_request_that_kills_or_hangs_its_workers_is_quarantined_and_all_others
 def test_an_engine_that_dies_on_everything_ends_the_map_before_every_request_was_tried() -> None:
     requests = [toy_request("poison") for _ in range(30)]
     with toy_fleet(workers=2, max_restarts=1) as fleet:
-        assert answered_until_it_fails(fleet, requests, "3 workers died and nothing was measured in between") == []
+        message = (
+            "3 workers died and nothing was measured in between; the last, while it measured toy/poison under none"
+        )
+        assert answered_until_it_fails(fleet, requests, message) == []
 
 
 def test_a_fleet_starts_no_more_workers_than_there_are_full_units_and_grows_with_the_work() -> None:

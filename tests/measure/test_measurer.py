@@ -192,6 +192,7 @@ def test_a_fleet_that_is_handed_over_goes_on_in_the_next_measurer(tmp_path: Path
     requests = toy_requests(8)
     with measurer(tmp_path, fleet) as first:
         first.measure(requests[:4], "search")
+        fleet.discarded = 3
         running = first.hand_over()
     assert running is fleet
     assert fleet.closed == 0
@@ -199,10 +200,12 @@ def test_a_fleet_that_is_handed_over_goes_on_in_the_next_measurer(tmp_path: Path
     with measurer(tmp_path, other) as second:
         second.take_over(running)
         second.measure(requests, "search")
+        fleet.discarded += 2
 
     assert len(fleet.asked) == 8
     assert (fleet.starts, fleet.closed, other.starts) == (1, 1, 0)
     assert sum(event["event"] == "evidence" for event in events(tmp_path)) == 2
+    assert [event["discarded"] for event in events(tmp_path) if "discarded" in event] == [3, 2], "each its own"
 
 
 def test_a_measurer_that_started_no_fleet_has_none_to_hand_over(tmp_path: Path) -> None:
