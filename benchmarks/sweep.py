@@ -36,7 +36,7 @@ def main() -> int:
     config = load_study(study / "study.yaml")
     found = read_file(study / "heads.json", HeadsFile)
     ledger = Path(config.ledger or study / "ledger")
-    everything = (*config.tasks, *config.controls)
+    everything = {name: get_task(name) for name in (*config.tasks, *config.controls)}
     with open_session(config.model, config.engine, everything, ledger, Progress(None)) as session:
         shape = session.shape
         items = {

@@ -178,11 +178,10 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
-    from cs_localize.tasks import get_task, task_names
+    from cs_localize.tasks import registered_tasks
 
-    for name in task_names():
-        task = get_task(name)
-        print(f"{name:<12} {len(task.questions):>5} questions   {task.description}")
+    for task in registered_tasks():
+        print(f"{task.name:<12} {len(task.questions):>5} questions   {task.description}")
     return 0
 
 

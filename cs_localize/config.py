@@ -174,6 +174,33 @@ class CrosscheckConfig(_Section):
     )
 
 
+class LmEvalConfig(_Section):
+    """How tasks of lm-evaluation-harness are asked and graded."""
+
+    include_path: str | None = Field(None, description="Folder of your own YAML tasks, as lm-eval's --include_path.")
+    num_fewshot: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict, description="Few-shot examples by task or group. Default: the task's own number."
+    )
+    metric: dict[str, str] = Field(
+        default_factory=dict,
+        description="The metric that decides, by task or group, such as gsm8k: 'exact_match,strict-match'.",
+    )
+    reference: Literal["gold", "self"] = Field(
+        "gold",
+        description="Answer that the search scores where answers are generated: the task's own, or the one the "
+        "unmodified model gives; search items it gets wrong are left out then.",
+    )
+    chat_template: bool = Field(False, description="Put questions as the model's chat template has it.")
+    fewshot_as_multiturn: bool = Field(False, description="Examples as turns of the conversation.")
+    system_instruction: str | None = Field(None, description="What the model is told first.")
+
+    @model_validator(mode="after")
+    def _turns_need_a_template(self) -> LmEvalConfig:
+        if self.fewshot_as_multiturn and not self.chat_template:
+            raise ValueError("fewshot_as_multiturn needs chat_template: true")
+        return self
+
+
 class StudyConfig(_Section):
     """One study: a model, its capabilities, and how they are localized."""
 
@@ -188,6 +215,7 @@ class StudyConfig(_Section):
         pattern=r"^[^\x00]*$",
         description="Folder of measured outcomes shared by studies. Default: the study's own.",
     )
+    lm_eval: LmEvalConfig = LmEvalConfig()
     engine: EngineConfig = EngineConfig()
     design: DesignConfig = DesignConfig()
     solver: SolverConfig = SolverConfig()

@@ -46,7 +46,7 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
     )
     known = check_study(config)
     with closing(Progress(out / "events.jsonl")) as progress:
-        with own_session(config, out, tuple(known), progress) as session:
+        with own_session(config, out, known, progress) as session:
             if load_result(out) != finished:  # it was read before the ledger was locked
                 raise CsLocalizeError(f"{out} was changed by another run meanwhile; ask again")
             if not finished.heads.provenance.current(session.spec.fingerprint):

@@ -75,6 +75,19 @@ class TaskFinding(_File):
     fit: float = Field(description="Correlation of predicted and measured damage on held-back masks.")
 
 
+class Scoring(_File):
+    """What the search read of a task and what confirms it, side by side on a sample of search items."""
+
+    score: str = Field(description="The continuous score that the search reads.")
+    metric: str = Field(description="The metric that decides which heads are named, and confirms them.")
+    sequences: float = Field(description="Sequences scored for one search request: 1, or the mean number of choices.")
+    correlation: float | None = Field(
+        description="Spearman's rank correlation of the two, over items unablated and with the named heads zeroed; "
+        "null where one of them is the same throughout."
+    )
+    sample: int = Field(description="Pairs of score and metric behind it.")
+
+
 class HeadsFile(_File):
     """heads.json: the finding of a study, every task."""
 
@@ -90,6 +103,13 @@ class HeadsFile(_File):
     )
     fragile_layers: list[int] = Field(description="Layers in which the pilot made the design knock out fewer heads.")
     sweep_requests: int = Field(description="Requests a sweep of every head on the same items would cost a task.")
+    scoring: dict[str, Scoring] = Field(
+        default_factory=dict, description="Score and metric by task; empty in files of earlier versions."
+    )
+    left_out: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        description="By task or control, questions that were drawn and not asked, with the reason.",
+    )
     warnings: list[str] = Field(description="What a reader should know before trusting this.")
     provenance: Provenance = Field(description="Where this comes from.")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.errors import UsageError
 from cs_localize.heads import ModelShape
+
+Boundary = Literal["strict", "lm-eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,25 @@ class Item:
         id: unique within the task and stable across versions of the item list.
         prompt: the whole text before the answer, few-shot prefix included.
         answer: the reference answer exactly as it continues the prompt, leading space included.
+        choices: of a multiple-choice question every choice, as the prompt it follows and the text that continues it; a
+            request scores them all. Empty where the model is not given any.
+        gold: positions of the right ones among ``choices``.
+        stop: generated text ends before the first of these strings.
+        max_tokens: most tokens to generate; None for two more than twice the reference answer's. 0 means that nothing
+            is ever generated: the task's metric, too, is read from scored answers.
+        boundary: ``strict`` demands that the answer's tokens continue the prompt's; ``lm-eval`` cuts the tokens of
+            both together where the prompt's own end, whether or not they agree, as lm-evaluation-harness does.
     """
 
     task: str
     id: str
     prompt: str
     answer: str
+    choices: tuple[tuple[str, str], ...] = ()
+    gold: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ("\n",)
+    max_tokens: int | None = None
+    boundary: Boundary = "strict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +50,12 @@ class Outcome:
 
     Attributes:
         score: log-probability (nats, summed over tokens) of the reference answer, teacher-forced. NaN when generated.
-        correct: scored: every answer token ranked first. Generated: the task's own metric.
+            Of a multiple-choice question its margin: that of the right choice minus that of the best wrong one.
+        correct: scored: every answer token ranked first. Generated, or a question of which nothing is ever generated:
+            the task's own metric. Engines do not know tasks; what they generate comes back as False, to be graded.
         text: what the model wrote; empty when the answer was only scored.
-        tokens: tokens of the request: prompt plus answer or generated ones, whether or not a cache served them.
+        tokens: tokens of the request: prompt plus answer or generated ones, whether or not a cache served them; of a
+            multiple-choice question those of all choices with their prompts.
     """
 
     score: float

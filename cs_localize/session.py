@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,7 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import Encoder, ItemEncoder, WordEncoder
 from cs_localize.models import resolve
+from cs_localize.tasks import Capability
 
 _MOST_CPU_WORKERS = 2  # beyond that each engine's copy of the weights costs more than its own core brings
 
@@ -74,14 +75,14 @@ def engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple
 
 @contextmanager
 def open_session(
-    model: str, engine: EngineConfig, tasks: Sequence[str], ledger: Path, progress: Progress
+    model: str, engine: EngineConfig, tasks: Mapping[str, Capability], ledger: Path, progress: Progress
 ) -> Iterator[Session]:
     """Connects to Ray and opens the ledger; engines start when the first request needs them.
 
     Args:
         model: a directory, a hub id or a built-in model name.
         engine: which engine, and how many.
-        tasks: tasks that will be asked.
+        tasks: tasks that will be asked, by name; they grade the answers.
         ledger: folder of the ledger.
         progress: shows and records how far it is.
 
@@ -89,8 +90,8 @@ def open_session(
         UsageError: if the model, the engine's packages or the cluster are not to be had.
         LedgerError: if the ledger cannot be read or is in use.
     """
-    spec, encoder = engine_spec(model, engine, tasks)
-    with Bench(ledger, spec.fingerprint) as bench, bench.session(spec, encoder, engine, progress) as session:
+    spec, encoder = engine_spec(model, engine, tuple(tasks))
+    with Bench(ledger, spec.fingerprint) as bench, bench.session(spec, encoder, engine, tasks, progress) as session:
         yield session
 
 
@@ -131,7 +132,12 @@ class Bench:
 
     @contextmanager
     def session(
-        self, spec: EngineSpec, encoder: ItemEncoder, engine: EngineConfig, progress: Progress
+        self,
+        spec: EngineSpec,
+        encoder: ItemEncoder,
+        engine: EngineConfig,
+        tasks: Mapping[str, Capability],
+        progress: Progress,
     ) -> Iterator[Session]:
         """One session; those before it must have ended.
 
@@ -139,6 +145,7 @@ class Bench:
             spec: the engine, as ``engine_spec`` gives it.
             encoder: what tokenizes for it.
             engine: how many of it.
+            tasks: tasks that will be asked, by name.
             progress: shows and records how far it is.
 
         Raises:
@@ -160,7 +167,7 @@ class Bench:
 
         if self._made_for != (spec, engine):
             self._end_fleet()
-        with LedgerMeasurer(spec, self._ledger, fleet, encoder, progress) as measurer:
+        with LedgerMeasurer(spec, self._ledger, fleet, encoder, progress, tasks.__getitem__) as measurer:
             if self._fleet is not None:
                 measurer.take_over(self._fleet)
                 self._fleet = None  # if the session fails, the measurer ends it

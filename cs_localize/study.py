@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cs_localize import __version__
+from cs_localize.asking import ask_items, load_tasks
 from cs_localize.config import StudyConfig
 from cs_localize.confirm import confirm_heads, crosscheck, random_heads
 from cs_localize.errors import CsLocalizeError, UsageError
@@ -23,6 +24,7 @@ from cs_localize.findings import (
     HeadsFile,
     NeuronSet,
     Provenance,
+    Scoring,
     read_file,
     write_file,
     write_text,
@@ -37,17 +39,18 @@ from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.recover import make_solver
 from cs_localize.report import write_report
+from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
-from cs_localize.tasks import Task, get_task
+from cs_localize.tasks import Capability
 
 
 def run_study(
     config: StudyConfig,
     out: Path,
     command: Sequence[str] = (),
-    session: Callable[[Progress], AbstractContextManager[Session]] | None = None,
+    session: Callable[[Mapping[str, Capability], Progress], AbstractContextManager[Session]] | None = None,
 ) -> StudyResult:
     """Runs a study, or continues one: whatever the ledger holds is not measured again.
 
@@ -63,7 +66,7 @@ def run_study(
     tasks = check_study(config)
     make_folder(out)
     with closing(Progress(out / "events.jsonl")) as progress:
-        opened = session(progress) if session else own_session(config, out, tuple(tasks), progress)
+        opened = session(tasks, progress) if session else own_session(config, out, tasks, progress)
         with opened as current:
             # Under the ledger's lock: a second run into this folder has no say in it.
             clear_folder(config, out, current.spec)
@@ -80,18 +83,16 @@ class Study:
     """The stages of one study, over one session."""
 
     def __init__(
-        self, config: StudyConfig, out: Path, tasks: Mapping[str, Task], session: Session, progress: Progress
+        self, config: StudyConfig, out: Path, tasks: Mapping[str, Capability], session: Session, progress: Progress
     ) -> None:
         self._config = config
         self._out = out
         self._tasks = tasks
         self._session = session
         self._progress = progress
-        splits = {
-            name: task.split(config.seed, config.search_items, config.held_out_items) for name, task in tasks.items()
-        }
-        self._search_items: dict[str, Sequence[Item]] = {name: splits[name].search for name in config.tasks}
-        self._held_out: dict[str, Sequence[Item]] = {name: split.held_out for name, split in splits.items()}
+        self._asked = ask_items(config, tasks, session.measurer)
+        self._search_items: Mapping[str, Sequence[Item]] = self._asked.search
+        self._held_out: Mapping[str, Sequence[Item]] = self._asked.held_out
         self._relatives = {
             name: frozenset(other for other in tasks if other != name and tasks[name].related(tasks[other]))
             for name in tasks
@@ -126,7 +127,9 @@ class Study:
             universal=[str(head) for head in found.universal],
             fragile_layers=list(found.fragile),
             sweep_requests=shape.n_heads * max(len(items) for items in self._search_items.values()),
-            warnings=list(found.warnings),
+            scoring=self._scoring(found),
+            left_out={task: dict(reasons) for task, reasons in self._asked.left_out.items()},
+            warnings=[*found.warnings, *self._asked.warnings],
             provenance=Provenance(
                 version=__version__,
                 command=shlex.join(command),
@@ -230,13 +233,17 @@ class Study:
         items = self._search_items[task][: self._config.crosscheck.items]
         return [self._session.measurer.request(item, Ablation()) for item in items]
 
+    def _scoring(self, found: SearchResult) -> dict[str, Scoring]:
+        sample = {task: items[: self._config.select.items] for task, items in self._search_items.items()}
+        return scoring_of(self._tasks, sample, found.named, self._session.measurer)
+
     def _repeat(self, requests: Sequence[Request]) -> list[Outcome]:
         # Reversed, so that the batches differ: in bf16 an outcome depends a little on what shares its batch.
         again = [replace(request, repeat=1) for request in reversed(requests)]
         return self._session.measurer.measure(again, "noise")[::-1]
 
 
-def check_study(config: StudyConfig) -> dict[str, Task]:
+def check_study(config: StudyConfig) -> dict[str, Capability]:
     """Refuses what the study file's own validation cannot see, before anything is spent.
 
     Returns:
@@ -245,7 +252,7 @@ def check_study(config: StudyConfig) -> dict[str, Task]:
     Raises:
         UsageError: if there is no such task, or the solver or the engine cannot do what is asked.
     """
-    tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
+    tasks = load_tasks(config)
     make_solver(config.solver.name, **config.solver.options)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
@@ -253,7 +260,7 @@ def check_study(config: StudyConfig) -> dict[str, Task]:
 
 
 def own_session(
-    config: StudyConfig, out: Path, tasks: Sequence[str], progress: Progress
+    config: StudyConfig, out: Path, tasks: Mapping[str, Capability], progress: Progress
 ) -> AbstractContextManager[Session]:
     """A session for one study, on the ledger it names or the one in its folder; see ``open_session``."""
     return open_session(config.model, config.engine, tasks, Path(config.ledger or out / "ledger"), progress)

@@ -55,8 +55,9 @@ def test_the_tiny_model_has_the_capabilities(localized: StudyResult) -> None:
 
 def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: StudyResult) -> None:
     config = parse_study(study(localized.heads.model))
-    items = {task: get_task(task).split(0, 40, 40).search for task in TASKS}
-    with open_session(config.model, config.engine, TASKS, localized.out / "ledger", Progress(None)) as session:
+    tasks = {name: get_task(name) for name in TASKS}
+    items = {name: task.split(0, 40, 40).search for name, task in tasks.items()}
+    with open_session(config.model, config.engine, tasks, localized.out / "ledger", Progress(None)) as session:
         damage = sweep(session.measurer, session.shape, items)
         shape = session.shape
     effects = np.stack([damage[task].mean(axis=0) for task in TASKS])

@@ -25,6 +25,7 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.session import open_session
+from cs_localize.tasks import get_task
 
 _CHUNK = 20_000  # requests measured, written and forgotten at a time
 _SCHEMA = pa.schema(
@@ -101,7 +102,8 @@ def ablation_grid(
         if file.is_dir():  # said before anything is measured
             raise UsageError(f"{file} is a folder; choose another folder with --out")
     with closing(Progress(out / "events.jsonl")) as progress:
-        opened = open_session(model, engine or EngineConfig(), tuple(items), ledger or out / "ledger", progress)
+        tasks = {name: get_task(name) for name in items}
+        opened = open_session(model, engine or EngineConfig(), tasks, ledger or out / "ledger", progress)
         with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
             run = _Run(model, grid.seed, items, mode, session.measurer)
             for table in run.tables(grid.conditions(session.shape)):

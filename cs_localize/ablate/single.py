@@ -16,6 +16,7 @@ from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.session import open_session
 from cs_localize.spelling import check_spelling, spell_out
+from cs_localize.tasks import get_task
 
 
 def ablate(
@@ -50,7 +51,9 @@ def ablate(
     if samples is not None:
         samples = _writable(samples)
     progress = Progress(None)
-    with open_session(model, engine or EngineConfig(), tuple(items), ledger, progress) as session:
+    with open_session(
+        model, engine or EngineConfig(), {name: get_task(name) for name in items}, ledger, progress
+    ) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
         requests = [

@@ -18,7 +18,6 @@ from cs_localize.measure.spec import EngineSpec
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Outcome
-from cs_localize.tasks.graders import first_line_equals
 
 _DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SETTINGS = {"device", "attention", "trust_remote_code"}
@@ -124,7 +123,7 @@ class HFEngine:
     def generate_ids(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
         """Greedy continuations under each request's ablation, in order, whatever the request's mode.
 
-        A continuation ends with the token that brings the first newline, with an end-of-sequence token, or after
+        A continuation ends with the token that brings the first stop string, with an end-of-sequence token, or after
         ``max_tokens``; the ending token is included.
         """
         wanted = [replace(request, mode="generate") for request in requests]
@@ -230,13 +229,17 @@ class HFEngine:
                 positions = positions[:, -1:] + 1
 
     def _ends(self, request: Request, ids: list[int]) -> bool:
-        return len(ids) >= request.max_tokens or ids[-1] in self.stop_ids or "\n" in self.decode(ids)
+        if len(ids) >= request.max_tokens or ids[-1] in self.stop_ids:
+            return True
+        text = self.decode(ids)
+        return any(stop in text for stop in request.stop)
 
     def _outcome(self, request: Request, ids: tuple[int, ...]) -> Outcome:
-        text = self.decode(ids).partition("\n")[0]
-        correct = first_line_equals(text, request.item.answer)
+        text = self.decode(ids)
+        for stop in request.stop:
+            text = text.partition(stop)[0]
         self._requests["generate"] += 1
-        return Outcome(float("nan"), correct, text, len(request.prompt_ids) + len(ids))
+        return Outcome(float("nan"), False, text, len(request.prompt_ids) + len(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special tokens left out."""

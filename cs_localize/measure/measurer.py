@@ -16,6 +16,7 @@ from cs_localize.measure.protocol import Mode, Request
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.tasks import Capability, get_task
 
 
 class Answering(Protocol):
@@ -70,6 +71,7 @@ class LedgerMeasurer:
         fleet: makes a fleet of that engine, not yet started.
         encoder: makes token ids of items.
         progress: shows and records how far it is.
+        tasks: finds the task that grades an item, by its name.
 
     Attributes:
         counts: what each stage took, by its name, in the order of their first request.
@@ -82,6 +84,7 @@ class LedgerMeasurer:
         fleet: Callable[[], Answering],
         encoder: ItemEncoder,
         progress: Progress,
+        tasks: Callable[[str], Capability] = get_task,
     ) -> None:
         self.counts: dict[str, StageCount] = {}
         self._spec = spec
@@ -89,6 +92,7 @@ class LedgerMeasurer:
         self._make_fleet = fleet
         self._encoder = encoder
         self._progress = progress
+        self._tasks = tasks
         self._fleet: Answering | None = None
         self._discarded_before = ledger.discarded
         self._stack = ExitStack()
@@ -116,22 +120,29 @@ class LedgerMeasurer:
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
         """The request for one item under one ablation, tokenized.
 
-        Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller
-        tokens and to tell it from a longer one, and no more for a broken model to ramble in.
+        Unless the item says otherwise, generating stops two tokens after twice the reference answer's length: room to
+        spell the answer in smaller tokens and to tell it from a longer one, and no more for a broken model to ramble
+        in.
 
         Raises:
-            UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
-                context, or the model lacks a head or neuron of the ablation.
+            ItemError: naming the item, if it is longer than the context or its answer has no tokens.
+            UsageError: naming the item, if its answer's tokens do not continue the prompt's, or the model lacks a head
+                or neuron of the ablation.
         """
         ablation.check(self._spec.shape)
         prompt_ids, answer_ids = self._encoder.encode(item)
-        max_tokens = 2 * len(answer_ids) + 2
+        if item.max_tokens == 0:
+            return Request(item, prompt_ids, answer_ids, ablation, choices=self._encoder.choices(item))
+        max_tokens = item.max_tokens or 2 * len(answer_ids) + 2
         if mode == "generate":
+            prompt_ids = self._encoder.prompt(item)
             check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
-        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)
+        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, stop=item.stop)
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
-        """Answers all requests, in their order; what the ledger holds is not asked again.
+        """Answers all requests, in their order, graded by their tasks; what the ledger holds is not asked again.
+
+        A multiple-choice question counts as one request for every choice in ``counts`` and in the display.
 
         Args:
             requests: any mix of items, ablations and modes; the same request may occur more than once.
@@ -140,9 +151,14 @@ class LedgerMeasurer:
         Raises:
             LedgerError: if outcomes cannot be recorded.
             MeasurementError: if a request cannot be measured; what was measured before is in the ledger.
+            UsageError: if a task's metric does not say right or wrong of an answer.
         """
-        keys = [outcome_key(self._spec.fingerprint, request) for request in requests]
-        asked = dict(zip(keys, requests, strict=True))
+        keys = [[outcome_key(self._spec.fingerprint, part) for part in request.parts] for request in requests]
+        asked = {
+            key: part
+            for request, own in zip(requests, keys, strict=True)
+            for key, part in zip(own, request.parts, strict=True)
+        }
         missing = [request for key, request in asked.items() if key not in self._ledger]
         served = len(asked) - len(missing)
         count = self.counts.setdefault(stage, StageCount())
@@ -154,7 +170,9 @@ class LedgerMeasurer:
                 self._measure_missing(missing, count)
         outcomes = {key: self._recorded(key, request) for key, request in asked.items()}
         count.tokens += sum(outcome.tokens for outcome in outcomes.values())
-        return [outcomes[key] for key in keys]
+        return [
+            self._graded(request, [outcomes[key] for key in own]) for request, own in zip(requests, keys, strict=True)
+        ]
 
     def release(self) -> None:
         """Records the fleet's evidence and ends it, which frees its cores; a later request starts another."""
@@ -192,11 +210,22 @@ class LedgerMeasurer:
     def _measure_missing(self, missing: Sequence[Request], count: StageCount) -> None:
         if self._fleet is None:
             self._fleet = self._make_fleet().__enter__()
-        for positions, outcomes in self._fleet.map(missing):
-            self._ledger.append(self._spec.fingerprint, [missing[position] for position in positions], outcomes)
+        for positions, answers in self._fleet.map(missing):
+            asked = [missing[position] for position in positions]
+            outcomes = [
+                self._graded(request, [outcome]) if request.mode == "generate" else outcome
+                for request, outcome in zip(asked, answers, strict=True)
+            ]
+            self._ledger.append(self._spec.fingerprint, asked, outcomes)
             count.measured += len(outcomes)
             count.measured_tokens += sum(outcome.tokens for outcome in outcomes)
             self._progress.advance(len(outcomes))
+
+    def _graded(self, request: Request, parts: Sequence[Outcome]) -> Outcome:
+        """What the parts of a request say together. A score that is nobody's metric needs no task."""
+        if request.mode == "score" and request.item.max_tokens != 0:
+            return parts[0]
+        return self._tasks(request.item.task).outcome(request.item, parts)
 
     def _recorded(self, key: bytes, request: Request) -> Outcome:
         outcome = self._ledger.get(key)

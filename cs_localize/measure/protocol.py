@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
@@ -23,9 +23,12 @@ class Request:
         prompt_ids: tokens of the prompt.
         answer_ids: tokens of the reference answer, at least one.
         ablation: what is changed in the forward pass.
-        mode: ``score`` teacher-forces the reference answer; ``generate`` decodes greedily up to the first newline.
+        mode: ``score`` teacher-forces the reference answer; ``generate`` decodes greedily up to the first stop string.
         max_tokens: most tokens to generate; unused when scoring.
         repeat: 0, or the number of a repetition that is to be measured anew, to see the engine's noise.
+        stop: strings that end what is generated, and are not part of it; unused when scoring.
+        choices: of a multiple-choice question the tokens of every choice and of the prompt it follows. Engines are
+            never sent such a request, but one for each of its ``parts``.
     """
 
     item: Item
@@ -35,14 +38,34 @@ class Request:
     mode: Mode = "score"
     max_tokens: int = 16
     repeat: int = 0
+    stop: tuple[str, ...] = ("\n",)
+    choices: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
     @cached_property
     def key(self) -> str:
         """Content hash of everything the model is sent (32 hex digits)."""
         limit = self.max_tokens if self.mode == "generate" else 0
-        reference = self.answer_ids if self.mode == "score" else self.item.answer
+        reference = self.answer_ids if self.mode == "score" else self._written_for
         text = f"{self.mode}|{limit}|{self.prompt_ids}|{reference}|{self.ablation.key}|{self.repeat}"
+        if self.choices:
+            text += f"|{self.choices}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def parts(self) -> tuple[Request, ...]:
+        """What engines are sent: one request for every choice, or the request itself."""
+        return tuple(
+            replace(self, prompt_ids=prompt_ids, answer_ids=answer_ids, choices=())
+            for prompt_ids, answer_ids in self.choices
+        ) or (self,)
+
+    @property
+    def _written_for(self) -> str:
+        """What the key of a generated answer holds besides the prompt.
+
+        The reference answer was graded by the engines once. Keys of items that could be asked then keep it.
+        """
+        return self.item.answer if self.item.boundary == "strict" and self.stop == ("\n",) else f"until {self.stop}"
 
 
 @runtime_checkable
@@ -60,7 +83,7 @@ class Engine(Protocol):
     fingerprint: str
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Answers all requests, in their order.
+        """Answers all requests, in their order. What is generated comes back as text, not graded.
 
         Raises:
             MeasurementError: if any outcome cannot be shown to have been measured under its ablation.
@@ -83,13 +106,19 @@ class Measurer(Protocol):
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
         """The request for one item under one ablation, tokenized.
 
+        Args:
+            item: the question.
+            ablation: what is changed in the forward pass.
+            mode: ``score`` for the continuous score, ``generate`` for the task's own metric; of an item whose metric
+                is read from scored answers both are the same request.
+
         Raises:
-            UsageError: if the answer's tokens do not continue the prompt's, or the item is longer than the context.
+            UsageError: if the answer's tokens do not continue the prompt's, or the item does not fit the model.
         """
         ...
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
-        """Answers all requests, in their order; what the ledger holds is not asked again.
+        """Answers all requests, in their order, graded by their tasks; what the ledger holds is not asked again.
 
         Args:
             requests: any mix of items, ablations and modes; the same request may occur more than once.

@@ -69,8 +69,8 @@ def attribute(
         requests: one an item; the heads of its ablation are scaled throughout, its mode is ignored.
         steps: S, at least 1; S + 1 points are evaluated.
         target: what is integrated: the probability of the answer token, or its logarithm.
-        answer: attribute the reference answer, or what the model itself answers under the ablation, up to the newline
-            or end of sequence; these count only where nothing stands before them.
+        answer: attribute the reference answer, or what the model itself answers under the ablation, up to its
+            stop string or end of sequence; these count only where nothing stands before them.
         rows: most variants carried through the layers at once; bounds memory and changes nothing else.
         progress: called with items done and items in all, after every item.
 
@@ -161,6 +161,7 @@ def _with_own_answers(engine: HFEngine, requests: Sequence[Request]) -> list[Req
     """The requests with the model's own greedy answers for reference."""
     result = []
     for request, ids in zip(requests, engine.generate_ids(requests), strict=True):
-        ended = ids[-1] in engine.stop_ids or "\n" in engine.decode(ids)
+        text = engine.decode(ids)
+        ended = ids[-1] in engine.stop_ids or any(stop in text for stop in request.stop)
         result.append(replace(request, answer_ids=(ids[:-1] if ended else ids) or ids))
     return result

@@ -91,6 +91,7 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         universal=tables.universal_rows(heads),
         costs=tables.cost_rows(heads),
         fits=tables.fit_rows(heads),
+        scorings=tables.scoring_rows(heads),
         checks=_checks(heads, crosscheck),
         style=Markup(stylesheet("figures.css") + stylesheet("page.css")),
         script=Markup(script),

@@ -119,6 +119,18 @@ class CostRow:
 
 
 @dataclass(frozen=True)
+class ScoringRow:
+    """The score of one task beside its metric."""
+
+    task: str
+    score: str
+    metric: str
+    correlation: str
+    sample: str
+    sequences: str
+
+
+@dataclass(frozen=True)
 class FitRow:
     """How good a ground the search of a task stood on."""
 
@@ -238,6 +250,21 @@ def cost_rows(heads: HeadsFile) -> list[CostRow]:
             )
         )
     return rows
+
+
+def scoring_rows(heads: HeadsFile) -> list[ScoringRow]:
+    """What the search read of every task and what confirms it; none where the file does not say."""
+    return [
+        ScoringRow(
+            task=task,
+            score=found.score,
+            metric=found.metric,
+            correlation=MISSING if found.correlation is None else fixed(found.correlation, 2),
+            sample=count(found.sample),
+            sequences=fixed(found.sequences, 1),
+        )
+        for task, found in heads.scoring.items()
+    ]
 
 
 def fit_rows(heads: HeadsFile) -> list[FitRow]:

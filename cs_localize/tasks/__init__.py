@@ -1,7 +1,18 @@
-"""What a capability is: tasks, their graders, and the built-in suite."""
+"""What a capability is: tasks, their graders, the built-in suite, and lm-evaluation-harness's tasks."""
 
 from cs_localize.tasks.graders import first_line_equals
-from cs_localize.tasks.registry import get_task, register, task_names
-from cs_localize.tasks.task import Question, Split, Task
+from cs_localize.tasks.registry import get_task, register, registered_tasks, task_names
+from cs_localize.tasks.split import Split
+from cs_localize.tasks.task import Capability, Question, Task
 
-__all__ = ["Question", "Split", "Task", "first_line_equals", "get_task", "register", "task_names"]
+__all__ = [
+    "Capability",
+    "Question",
+    "Split",
+    "Task",
+    "first_line_equals",
+    "get_task",
+    "register",
+    "registered_tasks",
+    "task_names",
+]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 from cs_localize.errors import UsageError
-from cs_localize.outcomes import Item
+from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks.graders import first_line_equals
+from cs_localize.tasks.split import Split, split_questions
+
+REFERENCE_SCORE = "log-probability of the reference answer"
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,45 @@ class Question:
     family: str
 
 
-@dataclass(frozen=True)
-class Split:
-    """Items to search heads with, and items to confirm them on. The two sides share no family.
+class Capability(Protocol):
+    """What a study needs of a task, whether this package's or lm-evaluation-harness's."""
 
-    Attributes:
-        search: items of the search, ordered so that a smaller search is a prefix of a larger one.
-        held_out: items of the confirmation, ordered likewise.
-    """
+    @property
+    def name(self) -> str:
+        """How users and files refer to the task."""
+        ...
 
-    search: tuple[Item, ...]
-    held_out: tuple[Item, ...]
+    @property
+    def description(self) -> str:
+        """One line for listings."""
+        ...
+
+    @property
+    def score(self) -> str:
+        """What the continuous score is, for reports."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """What the metric is, for reports."""
+        ...
+
+    def related(self, other: Capability) -> bool:
+        """Whether the two must not control each other."""
+        ...
+
+    def split(self, seed: int, search: int | None = None, held_out: int | None = None) -> Split:
+        """Search and held-out items; see ``split_questions``."""
+        ...
+
+    def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
+        """The outcome that bears the task's metric.
+
+        Args:
+            item: one of the task's items.
+            parts: what engines brought back: one generated or scored outcome, or one scored for every choice.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -92,75 +123,42 @@ class Task:
         """The task's own metric on generated text: its first line, stripped, is the answer."""
         return first_line_equals(text, item.answer)
 
-    def related(self, other: Task) -> bool:
+    @property
+    def score(self) -> str:
+        """What the continuous score is, for reports."""
+        return REFERENCE_SCORE
+
+    @property
+    def metric(self) -> str:
+        """What the metric is, for reports."""
+        return "the first line is the answer"
+
+    def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
+        """A generated outcome with the task's metric."""
+        (generated,) = parts
+        return replace(generated, correct=self.grade(item, generated.text))
+
+    def related(self, other: Capability) -> bool:
         """Whether the two must not control each other: the same task, or one declares the other a relative."""
-        return self.name == other.name or other.name in self.relatives or self.name in other.relatives
+        theirs = other.relatives if isinstance(other, Task) else frozenset[str]()
+        return self.name == other.name or other.name in self.relatives or self.name in theirs
 
     def split(self, seed: int, search: int | None = None, held_out: int | None = None) -> Split:
-        """Divides the questions into search and held-out items, whole families at a time.
-
-        Families are put into an order that depends on nothing but the seed, the task's name and their own names. The
-        search takes questions from its front, the confirmation from its back, so neither side changes when the other
-        grows. A family that a requested number cuts through stays on its side; its remaining questions go unused.
-
-        Args:
-            seed: any integer; record it.
-            search: number of search items; None takes what the other side leaves, or half if that is None too.
-            held_out: number of held-out items; None likewise.
+        """Divides the questions into search and held-out items, whole families at a time; see ``split_questions``.
 
         Raises:
             UsageError: if a side would be empty, or if the two sides ask for more than the task has.
         """
-        for side, count in (("search", search), ("held-out", held_out)):
-            if count is not None and count < 1:
-                raise UsageError(f"task '{self.name}': {count} {side} items asked for; ask for at least 1")
-        families = self._ordered_families(seed)
-        if search is None and held_out is None:
-            search = max(1, len(self.questions) // 2)
-        # At least one of the two is a number now.
-        front = _families_needed(families, search)
-        back = _families_needed(families[::-1], held_out)
-        front = len(families) - back if search is None else front
-        back = len(families) - front if held_out is None else back
-        if front < 1 or back < 1 or front + back > len(families):
-            raise UsageError(
-                f"task '{self.name}' has {len(self.questions)} questions in {len(families)} families, too few for "
-                f"{_asked(search)} search and {_asked(held_out)} held-out items; ask for fewer"
-            )
-        return Split(self._items(families[:front], search), self._items(families[::-1][:back], held_out))
+        questions = {question.id: question for question in self.questions}
+        families = {question.id: question.family for question in self.questions}
+        first, last = split_questions(self.name, families, seed, search, held_out)
+        return Split(
+            tuple(self.item(questions[name]) for name in first), tuple(self.item(questions[name]) for name in last)
+        )
 
     def _ask(self, question: Question) -> str:
         return self.template.replace("{text}", question.text)
 
-    def _items(self, families: Sequence[tuple[Question, ...]], count: int | None) -> tuple[Item, ...]:
-        return tuple(self.item(question) for family in families for question in family)[:count]
-
-    def _ordered_families(self, seed: int) -> list[tuple[Question, ...]]:
-        members: dict[str, list[Question]] = {}
-        for question in self.questions:
-            members.setdefault(question.family, []).append(question)
-        # A digest for each family, not one shuffle of all: adding a question leaves the order of the others alone.
-        order = sorted(members, key=lambda family: _digest(f"{seed}|{self.name}|{family}"))
-        return [tuple(sorted(members[f], key=lambda q: _digest(f"{seed}|{self.name}|{q.id}"))) for f in order]
-
-
-def _families_needed(families: Sequence[tuple[Question, ...]], count: int | None) -> int:
-    """How many families from the front hold ``count`` questions: 0 for None, one more than all if all hold fewer."""
-    total = 0
-    for needed, family in enumerate(families):
-        if total >= (count or 0):
-            return needed
-        total += len(family)
-    return len(families) + (total < (count or 0))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
 
 def _first_duplicate(values: list[str]) -> str:
     return next(value for i, value in enumerate(values) if value in values[:i])
-
-
-def _asked(count: int | None) -> str:
-    return "any" if count is None else str(count)

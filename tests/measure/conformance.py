@@ -13,7 +13,6 @@ from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.protocol import Engine, Request
 from cs_localize.outcomes import Outcome
-from cs_localize.tasks.graders import first_line_equals
 
 
 def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float = 1e-4) -> None:
@@ -114,5 +113,5 @@ def _check_generated(engine: Engine, requests: Sequence[Request]) -> None:
     for request, outcome in zip(asked, outcomes, strict=False):
         assert math.isnan(outcome.score), "a generated answer has no score"
         assert "\n" not in outcome.text
-        assert outcome.correct == first_line_equals(outcome.text, request.item.answer)
+        assert not outcome.correct, "an engine does not know the task, so it does not grade"
         assert len(request.prompt_ids) < outcome.tokens <= len(request.prompt_ids) + limit

@@ -161,14 +161,14 @@ def test_generation_ends_with_a_newline_or_the_end_of_sequence_and_text_stops_be
 
     engine = edited(llama, write_w5_twice_then_end)
     request = replace(tiny_request(0, mode="generate"), prompt_ids=(4, 10))
-    right = replace(request, item=replace(request.item, answer=" w5 w7 "))
-    longer = replace(request, item=replace(request.item, answer="w5 w7 w9"))
-    first, second = engine.measure([right, longer])
-    assert first.text.strip() == "w5 w7"
-    assert first.tokens == 2 + 3
-    assert (first.correct, second.correct) == (True, False)
-    (cut,) = engine.measure([replace(right, max_tokens=1)])
-    assert (cut.text, cut.tokens, cut.correct) == ("w5", 3, False)
+    (whole,) = engine.measure([request])
+    assert whole.text.strip() == "w5 w7"
+    assert whole.tokens == 2 + 3
+    assert not whole.correct, "grading is the task's"
+    (cut,) = engine.measure([replace(request, max_tokens=1)])
+    assert (cut.text, cut.tokens) == ("w5", 3)
+    (stopped,) = engine.measure([replace(request, stop=("7", "5 w"))])
+    assert (stopped.text, stopped.tokens) == ("w", 2 + 2), "the text ends before the first stop string"
 
 
 @pytest.mark.parametrize(

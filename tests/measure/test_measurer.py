@@ -9,12 +9,13 @@ import pytest
 
 from cs_localize.errors import LedgerError, MeasurementError, UsageError
 from cs_localize.heads import Ablation, Head
-from cs_localize.measure.ledger import Ledger
+from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.measurer import LedgerMeasurer
 from cs_localize.measure.progress import Progress
-from cs_localize.measure.protocol import Measurer, Request
+from cs_localize.measure.protocol import Measurer, Mode, Request
 from cs_localize.measure.tokens import WordEncoder
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.tasks import Split
 from tests.measure.toy import toy_item, toy_outcome, toy_requests, toy_spec
 
 STUDY = toy_spec()
@@ -211,3 +212,72 @@ def test_a_fleet_that_is_handed_over_goes_on_in_the_next_measurer(tmp_path: Path
 def test_a_measurer_that_started_no_fleet_has_none_to_hand_over(tmp_path: Path) -> None:
     with measurer(tmp_path, FleetInProcess()) as study:
         assert study.hand_over() is None
+
+
+class ChoiceTask:
+    """A task of choices, right where the last choice scores best."""
+
+    name = description = score = metric = "toy"
+
+    def related(self, other: object) -> bool:
+        return False
+
+    def split(self, seed: int, search: int | None = None, held_out: int | None = None) -> Split:
+        raise NotImplementedError
+
+    def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
+        scores = [part.score for part in parts]
+        return Outcome(max(scores), scores[-1] == max(scores), "", sum(part.tokens for part in parts))
+
+
+class ChoiceEncoder(WordEncoder):
+    """Two words a choice."""
+
+    def choices(self, item: Item) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        return tuple(((7, 7), (number,)) for number, _ in enumerate(item.choices))
+
+
+@pytest.mark.parametrize("mode", ["score", "generate"])
+def test_a_choice_is_one_request_of_several_sequences_and_is_graded_by_its_task(mode: Mode, tmp_path: Path) -> None:
+    fleet = FleetInProcess()
+    asking = LedgerMeasurer(
+        STUDY,
+        Ledger(tmp_path / "ledger"),
+        lambda: fleet,
+        ChoiceEncoder(),
+        Progress(None, io.StringIO()),
+        {"toy": ChoiceTask()}.__getitem__,
+    )
+    items = [
+        Item("toy", str(n), "which?", " a", choices=(("which?", " a"),) * 3, gold=(0,), max_tokens=0) for n in range(2)
+    ]
+    with asking as study:
+        requests = [study.request(item, Ablation.of([Head(0, n)]), mode) for n, item in enumerate(items)]
+        outcomes = study.measure(requests, "search")
+        again = study.measure(requests, "naming")
+    assert {request.mode for request in fleet.asked} == {"score"}
+    assert len(fleet.asked) == 6, "three sequences an item, asked once for both stages"
+    assert (study.counts["search"].asked, study.counts["search"].measured, study.counts["naming"].served) == (6, 6, 6)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        scores = [toy_outcome(part).score for part in request.parts]
+        assert outcome.score == max(scores)
+        assert outcome.correct == (scores[2] == max(scores))
+        assert outcome.tokens == 9
+    assert study.counts["search"].tokens == sum(outcome.tokens for outcome in outcomes)
+    assert again == outcomes
+
+
+def test_generated_text_is_graded_by_the_task_and_recorded_with_its_grade(tmp_path: Path) -> None:
+    class Writer(FleetInProcess):
+        def map(self, requests: Sequence[Request]) -> Iterator[tuple[range, list[Outcome]]]:
+            for positions, _ in super().map(requests):
+                yield positions, [Outcome(float("nan"), False, " cold\nhot", 4) for _ in positions]
+
+    ledger = Ledger(tmp_path / "ledger")
+    progress = Progress(None, io.StringIO())
+    items = [Item("antonyms", "hot", "hot ->", " cold"), Item("antonyms", "up", "up ->", " down")]
+    with LedgerMeasurer(STUDY, ledger, Writer, WordEncoder(), progress) as study:
+        requests = [study.request(item, Ablation(), "generate") for item in items]
+        assert [outcome.correct for outcome in study.measure(requests, "confirm")] == [True, False]
+    recorded = [ledger.get(outcome_key(STUDY.fingerprint, request)) for request in requests]
+    assert [outcome is not None and outcome.correct for outcome in recorded] == [True, False]

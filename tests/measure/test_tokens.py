@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from cs_localize.errors import UsageError
-from cs_localize.measure.tokens import Encoder, WordEncoder
+from cs_localize.measure.tokens import Encoder, ItemError, WordEncoder
 from cs_localize.outcomes import Item
 
 CONTEXT = 40
@@ -106,3 +106,83 @@ def test_two_items_of_the_same_words_are_asked_separately() -> None:
     assert first[0] != second[0]
     assert first[0][1:] == second[0][1:]
     assert first[1] == second[1]
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    from cs_localize.models import resolve
+
+    return resolve("smollm2-135m-instruct").path
+
+
+PAIRS = [
+    ("hot ->", " cold"),
+    ("hot -> ", "cold"),
+    ("hot -> ", " cold"),
+    ("The capital of Türkiye is", " Ankara, 東京 or São Paulo"),
+    ("un", "believable"),
+    ("line\n\n", "next"),
+    ("<|im_start|>user\nhot?<|im_end|>\n<|im_start|>assistant\n", "cold"),
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("context", "continuation"), PAIRS)
+def test_items_of_lm_eval_are_cut_into_tokens_as_it_cuts_them(context: str, continuation: str, real: Path) -> None:
+    from lm_eval.api.model import TemplateLM
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(real)
+
+    class Cutter:
+        backend = "causal"
+
+        def tok_encode(self, text: str) -> list[int]:
+            return list(tokenizer.encode(text))
+
+    theirs = TemplateLM._encode_pair(Cutter(), context, continuation)
+    asked = Item("own", "1", context, continuation, boundary="lm-eval", choices=((context, continuation),))
+    encoder = Encoder(real)
+    assert encoder.encode(asked) == tuple(map(tuple, theirs))
+    assert encoder.choices(asked) == (encoder.encode(asked),)
+    assert encoder.prompt(asked) == tuple(tokenizer.encode(context))
+
+
+def test_a_prompt_that_begins_with_the_first_token_itself_gets_no_other(model_dir: Path) -> None:
+    encoder = Encoder(model_dir)
+    plain, templated = encoder.encode(item("hot ->", " cold")), encoder.encode(item("<s>hot ->", " cold"))
+    assert plain == templated
+
+
+def test_what_an_item_lacks_is_an_error_with_its_reason(model_dir: Path) -> None:
+    encoder = Encoder(model_dir)
+    for broken, reason in (
+        (Item("own", "1", "hot ->", "", boundary="lm-eval"), "an answer without tokens"),
+        (item("hot ->", ""), "an answer without tokens"),
+        (item("hot " * 30, " cold"), f"longer than the model's context of {CONTEXT} tokens"),
+        (Item("own", "1", "hot ->", " a", choices=(("hot ->", ""),), boundary="lm-eval"), "an answer without tokens"),
+    ):
+        with pytest.raises(ItemError) as error:
+            encoder.encode(broken)
+        assert error.value.reason == reason
+
+
+def test_a_model_without_a_chat_template_says_so(model_dir: Path) -> None:
+    with pytest.raises(UsageError, match="chat template cannot be applied"):
+        Encoder(model_dir).chat([{"role": "user", "content": "hot?"}])
+
+
+@pytest.mark.model
+def test_a_conversation_is_written_by_the_models_own_template(real: Path) -> None:
+    encoder = Encoder(real)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hot?"}]
+    assert encoder.chat(messages).endswith("<|im_start|>user\nhot?<|im_end|>\n<|im_start|>assistant\n")
+    begun = [*messages, {"role": "assistant", "content": "It is"}]
+    assert encoder.chat(begun, add_generation_prompt=False).endswith("assistant\nIt is")
+
+
+def test_the_planted_engine_has_no_choices() -> None:
+    asked = item("hot ->", " cold")
+    assert WordEncoder().prompt(asked) == WordEncoder().encode(asked)[0]
+    with pytest.raises(UsageError, match="multiple-choice, which the planted engine cannot answer"):
+        WordEncoder().choices(Item("own", "1", "a", " b", choices=(("a", " b"),)))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cs_localize.tasks import first_line_equals, get_task
+from cs_localize.tasks.graders import margin
 
 
 @pytest.mark.parametrize("text", [" bad", "bad", " bad\n", " bad\nhot -> cold\n", "  bad  \n", " bad\r\n", "\tbad"])
@@ -25,3 +26,13 @@ def test_a_task_grades_by_the_first_line() -> None:
     item = next(task.item(question) for question in task.questions if question.text == "good")
     assert task.grade(item, " bad\ngood ->")
     assert not task.grade(item, " badly\n")
+
+
+@pytest.mark.parametrize(
+    ("scores", "gold", "expected"),
+    [([-1.0, -3.0, -2.5], {0}, 1.5), ([-1.0, -3.0, -2.5], {1}, -2.0), ([-4.0, -1.0, -2.0], {0, 2}, -1.0)],
+)
+def test_a_margin_is_the_best_right_choice_over_the_best_wrong_one(
+    scores: list[float], gold: set[int], expected: float
+) -> None:
+    assert margin(scores, gold) == expected

@@ -16,7 +16,6 @@ from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.tasks.graders import first_line_equals
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -171,7 +170,7 @@ def _params(request: Request) -> SamplingParams:
 
     extra: dict[str, Any] = {"ablation": request.ablation.encode()}
     if request.mode == "generate":
-        return SamplingParams(temperature=0, max_tokens=request.max_tokens, stop=["\n"], extra_args=extra)
+        return SamplingParams(temperature=0, max_tokens=request.max_tokens, stop=list(request.stop), extra_args=extra)
     extra["gold"] = list(request.answer_ids)
     return SamplingParams(
         temperature=0,
@@ -187,8 +186,7 @@ def _outcome(request: Request, output: RequestOutput) -> Outcome:
     completion = output.outputs[0]
     tokens = len(request.prompt_ids) + len(completion.token_ids)
     if request.mode == "generate":
-        correct = first_line_equals(completion.text, request.item.answer)
-        return Outcome(math.nan, correct, completion.text, tokens)
+        return Outcome(math.nan, False, completion.text, tokens)
     if tuple(completion.token_ids) != request.answer_ids:
         raise MeasurementError(f"the answer of item {request.item.id} was not forced: is the logits processor active?")
     steps = [step for step in completion.logprobs or () if step is not None]

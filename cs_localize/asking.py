@@ -1,0 +1,119 @@
+"""Which items a study asks: the splits of its tasks, without what the model cannot be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cs_localize.config import StudyConfig
+from cs_localize.errors import UsageError
+from cs_localize.heads import Ablation
+from cs_localize.measure.protocol import Measurer
+from cs_localize.measure.tokens import Encoder, ItemError
+from cs_localize.models import resolve
+from cs_localize.outcomes import Item
+from cs_localize.tasks import Capability, get_task
+
+_WRONG = "answered wrongly by the unmodified model, so that it has no answer of its own"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The items of a study.
+
+    Attributes:
+        search: search items by task to localize.
+        held_out: held-out items of every task and control.
+        left_out: by task, questions of either side that are not asked, with the reason; tasks without any are missing.
+    """
+
+    search: Mapping[str, tuple[Item, ...]]
+    held_out: Mapping[str, tuple[Item, ...]]
+    left_out: Mapping[str, Mapping[str, str]]
+
+    @property
+    def warnings(self) -> list[str]:
+        """How many questions of each task are not asked, and why."""
+        return [
+            f"{task}: {len(reasons)} items left out: {_counted(reasons)}" for task, reasons in self.left_out.items()
+        ]
+
+
+def load_tasks(config: StudyConfig) -> dict[str, Capability]:
+    """The tasks and controls of a study by name.
+
+    Raises:
+        UsageError: if there is no such task, it cannot be asked, or the model has no chat template where one is wanted.
+    """
+    chat = None
+    if config.lm_eval.chat_template:
+        if config.engine.name == "planted":
+            raise UsageError("the planted engine has no chat template; set lm_eval.chat_template to false")
+        chat = Encoder(resolve(config.model).path, config.engine.trust_remote_code).chat
+    return {name: get_task(name, config.lm_eval, chat) for name in (*config.tasks, *config.controls)}
+
+
+def ask_items(config: StudyConfig, tasks: Mapping[str, Capability], measurer: Measurer) -> Asked:
+    """Splits the tasks, and leaves out what does not fit the model.
+
+    With ``reference: self`` the unmodified model first answers the search items of tasks of lm-evaluation-harness whose
+    answers are generated; what it wrote is the reference answer of those it got right, and the others are left out.
+
+    Raises:
+        MeasurementError: if an answer cannot be measured.
+        UsageError: if nothing is left of a side.
+    """
+    search: dict[str, tuple[Item, ...]] = {}
+    held_out: dict[str, tuple[Item, ...]] = {}
+    left_out: dict[str, dict[str, str]] = {}
+    for name, task in tasks.items():
+        split = task.split(config.seed, config.search_items, config.held_out_items)
+        reasons = dict(split.left_out)
+        if name in config.tasks:
+            search[name] = _fitting(split.search, measurer, reasons)
+        held_out[name] = _fitting(split.held_out, measurer, reasons)
+        left_out[name] = reasons
+    if config.lm_eval.reference == "self":
+        search = _own_answers(search, measurer, left_out)
+    for sides in (search, held_out):
+        for name, items in sides.items():
+            if not items:
+                reason = next(iter(left_out[name].values()))
+                raise UsageError(f"task '{name}': every item of a side is left out: {reason}")
+    return Asked(search, held_out, {name: reasons for name, reasons in left_out.items() if reasons})
+
+
+def _counted(reasons: Mapping[str, str]) -> str:
+    kinds = list(reasons.values())
+    return ", ".join(f"{kinds.count(reason)} for {reason}" for reason in dict.fromkeys(kinds))
+
+
+def _fitting(items: Sequence[Item], measurer: Measurer, reasons: dict[str, str]) -> tuple[Item, ...]:
+    fitting = []
+    for item in items:
+        try:
+            measurer.request(item, Ablation(), "score")
+            measurer.request(item, Ablation(), "generate")
+        except ItemError as error:
+            reasons[item.id] = error.reason
+        else:
+            fitting.append(item)
+    return tuple(fitting)
+
+
+def _own_answers(
+    search: Mapping[str, tuple[Item, ...]], measurer: Measurer, left_out: Mapping[str, dict[str, str]]
+) -> dict[str, tuple[Item, ...]]:
+    asked = [item for items in search.values() for item in items if item.boundary == "lm-eval" and item.max_tokens]
+    requests = [measurer.request(item, Ablation(), "generate") for item in asked]
+    outcomes = dict(zip(asked, measurer.measure(requests, "own answers"), strict=True)) if asked else {}
+    kept: dict[str, tuple[Item, ...]] = {}
+    for name, items in search.items():
+        own = []
+        for item in items:
+            if item in outcomes and not outcomes[item].correct:
+                left_out[name][item.id] = _WRONG
+            else:
+                own.append(replace(item, answer=outcomes[item].text) if item in outcomes else item)
+        kept[name] = _fitting(own, measurer, left_out[name])
+    return kept

@@ -1,0 +1,9 @@
+"""Tasks of lm-evaluation-harness: its documents, prompts, filters and metrics, asked through this package's engines."""
+
+from __future__ import annotations
+
+from cs_localize.tasks.harness.leaf import Chat
+from cs_localize.tasks.harness.library import installed, known_names
+from cs_localize.tasks.harness.task import HarnessTask, harness_task
+
+__all__ = ["Chat", "HarnessTask", "harness_task", "installed", "known_names"]

@@ -1,0 +1,193 @@
+"""Finding and loading lm-eval's tasks, and refusing those that cannot be asked before any of their code runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_localize.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks import TaskManager
+
+_NAMES = re.compile(
+    rb"""^\s*(?:task|group|tag):[ \t]*["']?([\w\-.:]+)|^[ \t]*-[ \t]+["']?([\w\-.]+)["']?[ \t]*$""", re.MULTILINE
+)
+_FUNCTION = re.compile(r"(/.+)\.\w+")
+
+
+def installed() -> bool:
+    """Whether lm-evaluation-harness is there. Does not import it."""
+    return importlib.util.find_spec("lm_eval") is not None
+
+
+def known_names(include_path: str | None = None) -> frozenset[str]:
+    """Every name that lm-eval's YAML files give to a task, group or tag, and a few words besides.
+
+    lm-eval's own index of them takes many seconds; this tells a misspelt name at once.
+    """
+    return frozenset(name for folder in _roots(include_path) for name in _scan(folder))
+
+
+def _roots(include_path: str | None) -> list[Path]:
+    """Folders of YAML files, the user's own last."""
+    spec = importlib.util.find_spec("lm_eval")
+    roots = [Path(spec.origin).parent / "tasks"] if spec and spec.origin else []
+    return [*roots, *([Path(include_path)] if include_path else [])]
+
+
+@cache
+def _scan(root: Path) -> Mapping[str, frozenset[Path]]:
+    """By name, the folders whose files may say what it is."""
+    found: dict[str, set[Path]] = {}
+    for path in root.rglob("*.yaml"):
+        for task, item in (match.groups() for match in _NAMES.finditer(path.read_bytes())):
+            found.setdefault((task or item).decode(), set()).add(path.parent)
+    return {name: frozenset(folders) for name, folders in found.items()}
+
+
+def load_leaves(name: str, include_path: str | None = None) -> dict[str, ConfigurableTask]:
+    """The lm-eval task of that name, or every task of the group or tag of that name.
+
+    Args:
+        name: as lm-eval knows it.
+        include_path: folder of the user's own YAML files, which come first.
+
+    Raises:
+        UsageError: if lm-eval is not installed, has no such task, the task is of a kind that cannot be asked, or its
+            data cannot be had.
+    """
+    if not installed():
+        raise UsageError(f"task '{name}' needs lm-evaluation-harness: run pip install 'cs_localize[eval]'")
+    if include_path is not None and not Path(include_path).is_dir():
+        raise UsageError(f"lm_eval.include_path: there is no folder {include_path}")
+    for noisy in ("lm_eval", "huggingface_hub"):  # what goes wrong is said in one line below
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    manager, leaves = _find(name, include_path)
+    for leaf, config in leaves.items():
+        _refuse(leaf, config)
+    return _load(name, manager, leaves)
+
+
+def _find(name: str, include_path: str | None) -> tuple[TaskManager, dict[str, Mapping[str, Any]]]:
+    """An index of the folders that say what a name is, and the unread configuration of every task under it."""
+    from lm_eval.tasks import TaskManager
+
+    roots = _roots(include_path)
+    wanted, looked_up = {name}, set[str]()
+    while True:
+        looked_up |= wanted
+        folders = [folder for root in roots for folder in _folders(root, looked_up)]
+        manager = TaskManager(include_path=[*folders], include_defaults=False)
+        _join_tags(manager)
+        unknown: set[str] = set()
+        leaves = dict(_configs(name, manager, looked_up, unknown))
+        wanted = unknown - looked_up
+        if not wanted:
+            break
+    if unknown or not leaves:
+        raise UsageError(f"lm-evaluation-harness has no task '{min(unknown or {name})}'")
+    return manager, leaves
+
+
+def _folders(root: Path, names: Collection[str]) -> list[Path]:
+    """Folders of one root; of two that describe the same task the first by name counts, and later ones win."""
+    scanned = _scan(root)
+    return sorted({folder for name in names for folder in scanned.get(name, ())}, reverse=True)
+
+
+def _join_tags(manager: TaskManager) -> None:
+    """Of a tag that tasks of several folders bear, the index remembers those of one folder."""
+    tasks = {name: entry for name, entry in manager.task_index.items() if entry.kind.name != "TAG"}
+    for tag, entry in manager.task_index.items():
+        if entry.kind.name == "TAG":
+            entry.tags |= {name for name, task in tasks.items() if tag in task.tags}
+
+
+def _configs(
+    name: str, manager: TaskManager, looked_up: Collection[str], unknown: set[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The configuration of every task under a name, none of the functions it names imported; unknown members apart."""
+    entry = manager.task_index.get(name)
+    if entry is None:
+        unknown.add(name)
+    elif entry.kind.name == "TAG":
+        for member in sorted(entry.tags):
+            yield from _configs(member, manager, looked_up, unknown)
+    elif entry.kind.name == "GROUP":
+        yield from _members(entry.cfg or {}, manager, looked_up, unknown)
+    else:
+        yield name, entry.cfg or {}
+
+
+def _members(
+    group: Mapping[str, Any], manager: TaskManager, looked_up: Collection[str], unknown: set[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    members = group.get("task")
+    for member in members if isinstance(members, list) else [members]:
+        if isinstance(member, str):
+            yield from _configs(member, manager, looked_up, unknown)
+        elif isinstance(member, dict) and isinstance(member.get("task"), list):
+            yield from _members(member, manager, looked_up, unknown)
+        elif isinstance(member, dict):
+            named = str(member.get("task", member.get("group")))
+            if named in looked_up and named not in manager.task_index:
+                yield named, member  # described on the spot
+            else:
+                yield from _configs(named, manager, looked_up, unknown)
+
+
+def _refuse(name: str, config: Mapping[str, Any]) -> None:
+    if config.get("unsafe_code") or any(map(_runs_code, _functions(config))):
+        raise UsageError(f"task '{name}' runs code that the model writes to grade it, which this version does not do")
+    if "class" in config:
+        raise UsageError(f"task '{name}' is a Python class of lm-evaluation-harness; only its YAML tasks can be asked")
+    kind = config.get("output_type", "generate_until")
+    if kind not in ("multiple_choice", "loglikelihood", "generate_until"):
+        raise UsageError(f"task '{name}' is of kind '{kind}', which asks no question that can be answered right")
+    if config.get("doc_to_image") or config.get("doc_to_audio"):
+        raise UsageError(f"task '{name}' shows the model images or sounds; only text can be asked")
+    if int(config.get("repeats") or 1) > 1:
+        raise UsageError(f"task '{name}' asks every question several times; only single answers can be graded")
+    options = config.get("generation_kwargs") or {}
+    if options.get("do_sample") and float(options.get("temperature", 1.0)) > 0:
+        raise UsageError(f"task '{name}' draws its answers at random; only the likeliest answer can be asked")
+
+
+def _functions(config: object) -> Iterator[Path]:
+    """The modules whose functions a configuration names; those of lm-eval's own packages have no path."""
+    if isinstance(config, str):
+        found = _FUNCTION.fullmatch(config)
+        if found:
+            yield Path(f"{found[1]}.py")
+    elif isinstance(config, dict | list):
+        for value in config.values() if isinstance(config, dict) else config:
+            yield from _functions(value)
+
+
+def _runs_code(module: Path) -> bool:
+    return module.is_file() and "code_eval" in module.read_text(encoding="utf-8")
+
+
+def _load(name: str, manager: TaskManager, leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, ConfigurableTask]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    sources = sorted({str(config.get("dataset_path")) for config in leaves.values()})
+    try:
+        return dict(manager.load([name])["tasks"])
+    except IndexError as error:
+        raise UsageError(
+            f"task '{name}': its evaluation split is empty, or has an entry that cannot be read: {one_line(error)}"
+        ) from None
+    except Exception as error:  # reading a task runs its author's code, and its data come from anywhere
+        raise UsageError(
+            f"task '{name}' or its data ({', '.join(sources)}) cannot be had: {type(error).__name__}: "
+            f"{one_line(error, 200)}; without a network the data must be in the Hugging Face cache"
+        ) from None
