@@ -20,6 +20,9 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
     ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")
+    ablate.add_argument(
+        "--include-path", metavar="DIR", help="your own YAML tasks of lm-eval (default: as in --heads-from)"
+    )
     ablate.add_argument("--limit", type=int, help="most items a task")
     ablate.add_argument(
         "--seed",
@@ -45,7 +48,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def _ablate(arguments: argparse.Namespace) -> int:
     from cs_localize.ablate import ablate, effects_json, effects_table
-    from cs_localize.config import EngineConfig
+    from cs_localize.config import EngineConfig, LmEvalConfig
     from cs_localize.models import home
 
     if arguments.workers is not None and arguments.workers < 1:
@@ -64,6 +67,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         engine=EngineConfig(name=arguments.engine or "vllm", workers=arguments.workers),
         ledger=arguments.ledger or home() / "ledger",
         samples=arguments.log_samples,
+        lm_eval=LmEvalConfig(include_path=arguments.include_path),
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
     return 0
@@ -71,7 +75,8 @@ def _ablate(arguments: argparse.Namespace) -> int:
 
 def _ablate_grid(arguments: argparse.Namespace) -> int:
     from cs_localize.ablate import AblationGrid, ablation_grid, effects_json, grid_table, held_out, of_study
-    from cs_localize.config import EngineConfig
+    from cs_localize.asking import load_tasks
+    from cs_localize.config import EngineConfig, LmEvalConfig
 
     if arguments.out is None:
         raise UsageError("a grid of ablations goes into a folder; name it with --out")
@@ -84,10 +89,14 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
     if arguments.heads_from is not None:
         study = of_study(arguments.heads_from)
         model, heads, engine = arguments.model or study.study.model, study.heads, study.engine
-        items = study.held_out(tasks, arguments.limit)
+        own = {"include_path": arguments.include_path} if arguments.include_path is not None else {}
+        options = study.study.lm_eval.model_copy(update=own)
+        known = load_tasks(tasks or study.tasks, options, model, engine)
+        items = study.held_out(known, arguments.limit)
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
-        items = held_out(tasks, arguments.seed, arguments.limit)
+        known = load_tasks(tasks, LmEvalConfig(include_path=arguments.include_path), model, engine)
+        items = held_out(known, arguments.seed, arguments.limit)
     changes = {"name": arguments.engine, "workers": arguments.workers}
     result = ablation_grid(
         model,
@@ -103,6 +112,7 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         mode=arguments.mode or "generate",
         engine=engine.model_copy(update={name: value for name, value in changes.items() if value is not None}),
         ledger=arguments.ledger,
+        tasks=known,
     )
     print(effects_json(result.effects) if arguments.json else "\n".join(grid_table(result.effects)))
     if not arguments.json:

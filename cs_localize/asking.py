@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cs_localize.config import StudyConfig
+from cs_localize.config import EngineConfig, LmEvalConfig, StudyConfig
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Measurer
@@ -39,18 +39,24 @@ class Asked:
         ]
 
 
-def load_tasks(config: StudyConfig) -> dict[str, Capability]:
-    """The tasks and controls of a study by name.
+def load_tasks(names: Iterable[str], options: LmEvalConfig, model: str, engine: EngineConfig) -> dict[str, Capability]:
+    """Tasks by name.
+
+    Args:
+        names: of built-in tasks, or of lm-evaluation-harness's.
+        options: how the latter are asked and graded.
+        model: the model whose chat template they may want.
+        engine: what answers.
 
     Raises:
         UsageError: if there is no such task, it cannot be asked, or the model has no chat template where one is wanted.
     """
     chat = None
-    if config.lm_eval.chat_template:
-        if config.engine.name == "planted":
+    if options.chat_template:
+        if engine.name == "planted":
             raise UsageError("the planted engine has no chat template; set lm_eval.chat_template to false")
-        chat = Encoder(resolve(config.model).path, config.engine.trust_remote_code).chat
-    return {name: get_task(name, config.lm_eval, chat) for name in (*config.tasks, *config.controls)}
+        chat = Encoder(resolve(model).path, engine.trust_remote_code).chat
+    return {name: get_task(name, options, chat) for name in dict.fromkeys(names)}
 
 
 def ask_items(config: StudyConfig, tasks: Mapping[str, Capability], measurer: Measurer) -> Asked:

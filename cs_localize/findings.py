@@ -86,6 +86,7 @@ class Scoring(_File):
         "null where one of them is the same throughout."
     )
     sample: int = Field(description="Pairs of score and metric behind it.")
+    requests: int = Field(description="Masked requests that were asked for this alone, beside those of the search.")
 
 
 class HeadsFile(_File):

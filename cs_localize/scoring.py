@@ -37,23 +37,21 @@ def scoring_of(
         task: [(item, ablation) for ablation in dict.fromkeys((Ablation(), Ablation.of(named[task]))) for item in asked]
         for task, asked in items.items()
     }
-    requests = [
-        measurer.request(item, ablation, mode)
-        for pairs in cells.values()
-        for mode in _MODES
-        for item, ablation in pairs
-    ]
-    outcomes = iter(measurer.measure(requests, "scoring"))
+    requests = {
+        task: [[measurer.request(*cell, mode) for cell in pairs] for mode in _MODES] for task, pairs in cells.items()
+    }
+    asked = [request for modes in requests.values() for mode in modes for request in mode]
+    outcomes = iter(measurer.measure(asked, "scoring"))
     found = {}
-    for task, pairs in cells.items():
-        scores = [next(outcomes).score for _ in pairs]
-        right = [next(outcomes).correct for _ in pairs]
+    for task, modes in requests.items():
+        scores, right = [next(outcomes).score for _ in modes[0]], [next(outcomes).correct for _ in modes[1]]
         found[task] = Scoring(
             score=tasks[task].score,
             metric=tasks[task].metric,
             sequences=float(np.mean([len(item.choices) or 1 for item in items[task]])),
             correlation=_rank_correlation(scores, right),
-            sample=len(pairs),
+            sample=len(scores),
+            requests=sum(not one.ablation.empty and one.key != other.key for one, other in zip(*modes, strict=True)),
         )
     return found
 

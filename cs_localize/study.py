@@ -252,7 +252,7 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     Raises:
         UsageError: if there is no such task, or the solver or the engine cannot do what is asked.
     """
-    tasks = load_tasks(config)
+    tasks = load_tasks((*config.tasks, *config.controls), config.lm_eval, config.model, config.engine)
     make_solver(config.solver.name, **config.solver.options)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from cs_localize.ablate import KINDS, AblationGrid, held_out
+from cs_localize.ablate import KINDS, AblationGrid, StudyHeads, held_out
 from cs_localize.cli import main
+from cs_localize.config import parse_study
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.spelling import check_spelling, read_heads, spell_out
 from cs_localize.tasks import get_task
+from tests.tasks.harness.builders import write_sum_task
 
 SHAPE = ModelShape(layers=4, heads=6, kv_heads=3, head_dim=8, ffn=32)
 
@@ -136,6 +138,15 @@ def test_items_are_those_a_study_of_the_same_seed_and_sizes_holds_out() -> None:
 
     assert held_out(["antonyms"], 2, search_items=30, held_out_items=12) == {"antonyms": split.held_out}
     assert held_out(["antonyms"], 2, 5, 30, 12)["antonyms"] == split.held_out[:5]
+
+
+def test_tasks_of_lm_eval_are_asked_as_the_study_asked_them(tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
+    options = {"include_path": str(tmp_path), "num_fewshot": {"own_sum": 1}}
+    study = parse_study({"model": "m", "tasks": ["own_sum"], "controls": ["copying"], "lm_eval": options})
+    items = StudyHeads(study, {"own_sum": "L0H0"}, study.engine).held_out(limit=3)
+    assert {task: len(asked) for task, asked in items.items()} == {"own_sum": 3, "copying": 3}
+    assert all(item.prompt.count("Q: ") == 2 for item in items["own_sum"])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Mode, Request
 from cs_localize.measure.tokens import ItemError, check_length
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.tasks import Capability
 from tests.tasks.harness.builders import write_choice_task, write_sum_task, write_word_task
 
 
@@ -47,10 +48,14 @@ def study(folder: Path, *tasks: str, **changes: object) -> StudyConfig:
     return parse_study({"model": "none", "tasks": list(tasks), "lm_eval": lm_eval, **changes})
 
 
+def tasks_of(config: StudyConfig) -> dict[str, Capability]:
+    return load_tasks((*config.tasks, *config.controls), config.lm_eval, config.model, config.engine)
+
+
 def test_built_in_tasks_and_those_of_lm_eval_are_asked_side_by_side(tmp_path: Path) -> None:
     write_choice_task(tmp_path)
     config = study(tmp_path, "antonyms", "own_choice", controls=["copying"], search_items=5, held_out_items=4)
-    asked = ask_items(config, load_tasks(config), WordMeasurer())
+    asked = ask_items(config, tasks_of(config), WordMeasurer())
     assert {name: len(items) for name, items in asked.search.items()} == {"antonyms": 5, "own_choice": 5}
     assert {name: len(items) for name, items in asked.held_out.items()} == dict.fromkeys(
         ("antonyms", "own_choice", "copying"), 4
@@ -65,7 +70,7 @@ def test_items_longer_than_the_context_are_left_out_by_rule_and_counted(tmp_path
     text[3] = text[3].replace("a dog", "a " + "dog " * 50) if "dog" in text[3] else text[3].replace("a ", "a very " * 9)
     (tmp_path / "own_word.jsonl").write_text("\n".join(text) + "\n")
     config = study(tmp_path, "own_word")
-    asked = ask_items(config, load_tasks(config), WordMeasurer(context=20))
+    asked = ask_items(config, tasks_of(config), WordMeasurer(context=20))
     assert asked.left_out == {"own_word": {"3": "longer than the model's context of 20 tokens"}}
     assert asked.warnings == ["own_word: 1 items left out: 1 for longer than the model's context of 20 tokens"]
     kept = {item.id for item in (*asked.search["own_word"], *asked.held_out["own_word"])}
@@ -76,7 +81,7 @@ def test_a_side_of_which_nothing_is_left_is_an_error_with_the_reason(tmp_path: P
     write_word_task(tmp_path)
     config = study(tmp_path, "own_word")
     with pytest.raises(UsageError, match=r"'own_word': every item of a side is left out: longer than .* 3 tokens"):
-        ask_items(config, load_tasks(config), WordMeasurer(context=3))
+        ask_items(config, tasks_of(config), WordMeasurer(context=3))
 
 
 def test_an_answer_without_tokens_is_left_out(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_an_answer_without_tokens_is_left_out(tmp_path: Path) -> None:
     text[9] = '{"sum": "9 + 9", "answer": ""}'
     (tmp_path / "own_sum.jsonl").write_text("\n".join(text) + "\n")
     config = study(tmp_path, "own_sum")
-    asked = ask_items(config, load_tasks(config), WordMeasurer())
+    asked = ask_items(config, tasks_of(config), WordMeasurer())
     assert asked.left_out == {"own_sum": {"9": "an answer without tokens"}}
 
 
@@ -94,7 +99,7 @@ def test_with_reference_self_the_models_own_right_answers_are_scored_and_the_oth
     write_choice_task(tmp_path)
     gold = study(tmp_path, "own_sum", "own_choice", "antonyms")
     own = study(tmp_path, "own_sum", "own_choice", "antonyms", lm_eval={"reference": "self"})
-    tasks, measurer = load_tasks(own), WordMeasurer()
+    tasks, measurer = tasks_of(own), WordMeasurer()
     before, after = ask_items(gold, tasks, measurer), ask_items(own, tasks, measurer)
     assert {request.item.task for request in measurer.asked} == {"own_sum"}
     assert {request.mode for request in measurer.asked} == {"generate"}
@@ -115,4 +120,4 @@ def test_with_reference_self_the_models_own_right_answers_are_scored_and_the_oth
 def test_a_chat_template_needs_a_model(tmp_path: Path) -> None:
     config = study(tmp_path, "antonyms", engine={"name": "planted"}, lm_eval={"chat_template": True})
     with pytest.raises(UsageError, match="planted engine has no chat template"):
-        load_tasks(config)
+        tasks_of(config)

@@ -93,3 +93,13 @@ def test_every_choice_is_counted_and_every_token(result: StudyResult) -> None:
     counts = events[-1]["counts"]
     assert counts["search"]["asked"] == 60 * (3 + 1)
     assert result.heads.tasks["opposites"].tokens > 3 * 60 * 4
+
+
+def test_given_heads_are_ablated_on_tasks_of_ones_own_folder(study: Path) -> None:
+    out = study.parent / "ablation"
+    model = ("--model", "smollm2-135m-instruct", "--engine", "hf", "--workers", "1")
+    own = ("--tasks", "opposites,own_sum", "--include-path", str(study.parent), "--limit", "2")
+    finished = run("ablate", *model, *own, "--heads", "L4H2", "--out", str(out))
+    assert finished.returncode == 0, finished.stderr
+    lines = (out / "summary.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2

@@ -25,7 +25,7 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.session import open_session
-from cs_localize.tasks import get_task
+from cs_localize.tasks import Capability, get_task
 
 _CHUNK = 20_000  # requests measured, written and forgotten at a time
 _SCHEMA = pa.schema(
@@ -75,6 +75,7 @@ def ablation_grid(
     mode: Mode = "generate",
     engine: EngineConfig | None = None,
     ledger: Path | None = None,
+    tasks: Mapping[str, Capability] | None = None,
 ) -> AblationGridResult:
     """Measures every item under every condition and without any, and writes what came back.
 
@@ -90,6 +91,7 @@ def ablation_grid(
             answer, reports its log-probability, and takes it for right where every token ranks first.
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes. Default: ``ledger`` in ``out``.
+        tasks: the tasks of the items by name, where ``load_tasks`` read them with options of one's own.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had; what was measured stays in the ledger.
@@ -102,8 +104,8 @@ def ablation_grid(
         if file.is_dir():  # said before anything is measured
             raise UsageError(f"{file} is a folder; choose another folder with --out")
     with closing(Progress(out / "events.jsonl")) as progress:
-        tasks = {name: get_task(name) for name in items}
-        opened = open_session(model, engine or EngineConfig(), tasks, ledger or out / "ledger", progress)
+        known = tasks or {name: get_task(name) for name in items}
+        opened = open_session(model, engine or EngineConfig(), known, ledger or out / "ledger", progress)
         with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
             run = _Run(model, grid.seed, items, mode, session.measurer)
             for table in run.tables(grid.conditions(session.shape)):

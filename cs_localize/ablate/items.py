@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cs_localize.asking import load_tasks
 from cs_localize.config import EngineConfig, StudyConfig, load_study
 from cs_localize.errors import UsageError
 from cs_localize.findings import HeadsFile, read_file
 from cs_localize.outcomes import Item
-from cs_localize.tasks import get_task
+from cs_localize.tasks import Capability, get_task
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,15 @@ class StudyHeads:
         """Its tasks and controls."""
         return (*self.study.tasks, *self.study.controls)
 
-    def held_out(self, tasks: Sequence[str] = (), limit: int | None = None) -> dict[str, tuple[Item, ...]]:
+    def held_out(
+        self, tasks: Sequence[str] | Mapping[str, Capability] = (), limit: int | None = None
+    ) -> dict[str, tuple[Item, ...]]:
         """Items that its search did not see, by task; without names, of all its tasks and controls."""
         study = self.study
-        return held_out(tasks or self.tasks, study.seed, limit, study.search_items, study.held_out_items)
+        known = tasks
+        if not isinstance(tasks, Mapping):
+            known = load_tasks(tasks or self.tasks, study.lm_eval, study.model, self.engine)
+        return held_out(known, study.seed, limit, study.search_items, study.held_out_items)
 
 
 def of_study(folder: Path) -> StudyHeads:
@@ -62,13 +68,20 @@ def of_study(folder: Path) -> StudyHeads:
 
 
 def held_out(
-    tasks: Sequence[str],
+    tasks: Sequence[str] | Mapping[str, Capability],
     seed: int = 0,
     limit: int | None = None,
     search_items: int | None = None,
     held_out_items: int | None = None,
 ) -> dict[str, tuple[Item, ...]]:
     """The held-out items of a study with this seed and these sizes, at most ``limit`` a task.
+
+    Args:
+        tasks: names of tasks, or tasks by name where ``load_tasks`` read them with options of one's own.
+        seed: the study's.
+        limit: most items a task.
+        search_items: the study's.
+        held_out_items: the study's.
 
     Raises:
         UsageError: if there is no such task, none is named, or a number makes no sense.
@@ -79,6 +92,5 @@ def held_out(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    return {
-        name: get_task(name).split(seed, search_items, held_out_items).held_out[:limit] for name in dict.fromkeys(tasks)
-    }
+    known = tasks if isinstance(tasks, Mapping) else {name: get_task(name) for name in tasks}
+    return {name: task.split(seed, search_items, held_out_items).held_out[:limit] for name, task in known.items()}

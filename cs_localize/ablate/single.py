@@ -9,14 +9,14 @@ from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
 from cs_localize.ablate.items import held_out
-from cs_localize.config import EngineConfig
+from cs_localize.asking import load_tasks
+from cs_localize.config import EngineConfig, LmEvalConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.session import open_session
 from cs_localize.spelling import check_spelling, spell_out
-from cs_localize.tasks import get_task
 
 
 def ablate(
@@ -29,6 +29,7 @@ def ablate(
     engine: EngineConfig | None = None,
     ledger: Path,
     samples: Path | None = None,
+    lm_eval: LmEvalConfig | None = None,
 ) -> list[AblationEffect]:
     """Generates answers with and without an ablation and grades them with each task's own metric.
 
@@ -42,18 +43,19 @@ def ablate(
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes; what it holds is not measured again.
         samples: file that gets every answer as one JSON object a line.
+        lm_eval: how tasks of lm-evaluation-harness are asked and graded.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had.
     """
     check_spelling(heads)
-    items = held_out(tasks, seed, limit)
+    engine = engine or EngineConfig()
+    known = load_tasks(tasks, lm_eval or LmEvalConfig(), model, engine)
+    items = held_out(known, seed, limit)
     if samples is not None:
         samples = _writable(samples)
     progress = Progress(None)
-    with open_session(
-        model, engine or EngineConfig(), {name: get_task(name) for name in items}, ledger, progress
-    ) as session:
+    with open_session(model, engine, known, ledger, progress) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
         requests = [

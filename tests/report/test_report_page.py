@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cs_localize.errors import CsLocalizeError, UsageError
-from cs_localize.findings import HeadsFile
+from cs_localize.findings import HeadsFile, Scoring
 from cs_localize.recover import make_solver
 from cs_localize.report import write_report
-from cs_localize.report.numbers import MINUS
+from cs_localize.report.numbers import MINUS, MISSING
 from tests.report.builders import (
     NAMED,
     UNIVERSAL,
@@ -74,6 +74,21 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def rendered(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_page_sets_the_score_of_a_task_beside_the_metric_that_confirms_it(html: str, tmp_path: Path) -> None:
+    caption = "What the search read, and what confirms it"
+    assert caption not in html, "a file of an earlier version does not say"
+    score, metric = "log-probability margin of the right choice", "acc_norm,none"
+    scoring = {
+        "antonyms": Scoring(score=score, metric=metric, sequences=4, correlation=0.625, sample=60, requests=30),
+        "plurals": Scoring(score=score, metric=metric, sequences=1, correlation=None, sample=12, requests=0),
+    }
+    heads = heads_file().model_copy(update={"scoring": scoring})
+    words = Page(rendered(write_study(tmp_path, heads))).words
+    table = words[words.index(caption) :]
+    for part in (score, metric, "0.62", "60", "4.0", MISSING):
+        assert part in table
 
 
 def test_every_tag_of_the_page_is_closed_in_order(html: str) -> None:

@@ -31,15 +31,20 @@ def known_names(include_path: str | None = None) -> frozenset[str]:
     """Every name that lm-eval's YAML files give to a task, group or tag, and a few words besides.
 
     lm-eval's own index of them takes many seconds; this tells a misspelt name at once.
+
+    Raises:
+        UsageError: if there is no such folder.
     """
     return frozenset(name for folder in _roots(include_path) for name in _scan(folder))
 
 
 def _roots(include_path: str | None) -> list[Path]:
     """Folders of YAML files, the user's own last."""
+    if include_path is not None and not Path(include_path).is_dir():
+        raise UsageError(f"lm_eval.include_path: there is no folder {include_path}")
     spec = importlib.util.find_spec("lm_eval")
     roots = [Path(spec.origin).parent / "tasks"] if spec and spec.origin else []
-    return [*roots, *([Path(include_path)] if include_path else [])]
+    return [*roots, *([Path(include_path)] if include_path is not None else [])]
 
 
 @cache
@@ -65,8 +70,6 @@ def load_leaves(name: str, include_path: str | None = None) -> dict[str, Configu
     """
     if not installed():
         raise UsageError(f"task '{name}' needs lm-evaluation-harness: run pip install 'cs_localize[eval]'")
-    if include_path is not None and not Path(include_path).is_dir():
-        raise UsageError(f"lm_eval.include_path: there is no folder {include_path}")
     for noisy in ("lm_eval", "huggingface_hub"):  # what goes wrong is said in one line below
         logging.getLogger(noisy).setLevel(logging.ERROR)
     manager, leaves = _find(name, include_path)

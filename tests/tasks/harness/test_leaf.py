@@ -87,6 +87,22 @@ def test_examples_are_the_same_for_every_question_and_on_neither_side(tmp_path: 
         assert len(items) == 36 - 3
 
 
+def test_examples_that_the_task_lists_are_shown_and_a_question_like_one_of_them_is_not_asked(tmp_path: Path) -> None:
+    shots = [{"sum": "1 + 1", "answer": "two"}, {"sum": "9 + 9", "answer": "eighteen"}]
+    write_sum_task(tmp_path, num_fewshot=2, fewshot_config={"sampler": "first_n", "samples": shots})
+    split = own_task(tmp_path, "own_sum").split(0)
+    items = (*split.search, *split.held_out)
+    assert {item.prompt.rpartition("Q: ")[0] for item in items} == {"Q: 1 + 1\nA: two\n\nQ: 9 + 9\nA: eighteen\n\n"}
+    assert {item.id for item in items} == {str(number) for number in range(1, 36)}
+
+
+def test_the_number_of_examples_can_be_chosen(tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
+    for count in (0, 5):
+        item = own_task(tmp_path, "own_sum", num_fewshot={"own_sum": count}).split(0).search[0]
+        assert item.prompt.count("Q: ") == count + 1
+
+
 def test_questions_that_read_alike_are_on_one_side(tmp_path: Path) -> None:
     docs = [{"question": f"{number % 12}?", "answer": "yes"} for number in range(48)]
     write_task(tmp_path, "own_twice", docs, doc_to_text="{{question}}", doc_to_target="answer")

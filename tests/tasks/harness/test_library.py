@@ -44,7 +44,8 @@ def test_a_task_of_the_users_own_folder_is_found_and_hinted_at(tmp_path: Path) -
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    assert str(tmp_path / "none") in refusal("hellaswag", tmp_path / "none")
+    for name in ("hellaswag", "own_word"):
+        assert f"there is no folder {tmp_path / 'none'}" in refusal(name, tmp_path / "none")
 
 
 def test_groups_and_tags_are_the_tasks_in_them_wherever_they_lie(tmp_path: Path) -> None:
