@@ -131,6 +131,39 @@ class RandomHeads(_File):
     controls: list[float] = Field(description="Mean drop of the controls in every draw; empty if not measured.")
 
 
+PairKind = Literal["backup", "redundant", "additive", "saturated"]
+
+
+class HeadPair(_File):
+    """Two heads knocked out together: their damage less that of each alone, 0 where damages add up."""
+
+    heads: tuple[str, str] = Field(description="The two heads, a named one first.")
+    kind: PairKind = Field(
+        description="backup: together they do more than the sum; redundant: less; additive: neither was shown; "
+        "saturated: too few items have room for both damages to tell."
+    )
+    items: int = Field(
+        description="Items with room for both damages; where these are too few, all are behind the rest."
+    )
+    nats: float = Field(description="Interaction in log-probability of the reference answer, mean over items.")
+    nats_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    log_odds: float = Field(description="Interaction in log-odds of the reference answer.")
+    log_odds_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    accuracy: float = Field(description="Interaction in the share of items with every answer token ranked first.")
+    accuracy_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    p: float = Field(description="Wilcoxon's signed-rank test of the interaction in nats, two-sided.")
+    p_holm: float = Field(description="The same, Holm-corrected over all pairs of the study.")
+
+
+class Interactions(_File):
+    """Pairs of named heads, and of named heads and the other query heads of their KV groups, on held-out items."""
+
+    tasks: dict[str, list[HeadPair]] = Field(description="Pairs by task; tasks without any are left out.")
+    items: dict[str, int] = Field(description="Held-out items asked, by task.")
+    requests: int = Field(description="Requests of the pairs, single heads and baseline included.")
+    tokens: int = Field(description="Their tokens.")
+
+
 class ConfirmFile(_File):
     """confirm.json: does it hold on items the search never saw, with the task's own metric?"""
 
@@ -152,8 +185,9 @@ class ConfirmFile(_File):
     control_curve: dict[str, list[float]] = Field(
         description="Mean accuracy of the controls under the same ablations; empty if not measured."
     )
+    interactions: Interactions | None = Field(None, description="Heads in pairs; null where they were not measured.")
     noise: float = Field(description="Share of graded answers that differ between two unablated runs.")
-    requests: int = Field(description="Requests of the confirmation.")
+    requests: int = Field(description="Requests of the confirmation, without those of the pairs.")
     tokens: int = Field(description="Their tokens.")
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -88,6 +88,7 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         results=tables.result_rows(heads, confirm),
         matrix=tables.matrix_rows(heads, confirm, columns) if confirm else [],
         drops=tables.drop_rows(confirm) if confirm else [],
+        pairs=tables.pair_rows(confirm) if confirm else [],
         figures=[_task_figures(heads, confirm, task) for task in heads.tasks],
         figure_width=heatmap_size(heads)[0],
         universal=tables.universal_rows(heads),

@@ -109,6 +109,21 @@ class RankingRow:
 
 
 @dataclass(frozen=True)
+class PairRow:
+    """Two heads that do more or less together than each by itself."""
+
+    task: str
+    heads: tuple[str, str]
+    kind: str
+    nats: str
+    nats_ci: str
+    accuracy: str
+    accuracy_ci: str
+    items: str
+    p_holm: str
+
+
+@dataclass(frozen=True)
 class CostRow:
     """What the search of a task cost, beside two sweeps."""
 
@@ -210,6 +225,27 @@ def ranking_rows(heads: HeadsFile, task: str) -> list[RankingRow]:
             frequency=MISSING if entry.frequency is None else percent(entry.frequency),
         )
         for entry in shown
+    ]
+
+
+def pair_rows(confirm: ConfirmFile) -> list[PairRow]:
+    """The pairs that stand out, task by task, the strongest first."""
+    found = confirm.interactions.tasks if confirm.interactions else {}
+    return [
+        PairRow(
+            task=task,
+            heads=pair.heads,
+            kind=pair.kind,
+            nats=nats(pair.nats),
+            nats_ci=interval(pair.nats_ci, nats),
+            accuracy=points(pair.accuracy),
+            accuracy_ci=interval(pair.accuracy_ci, points),
+            items=count(pair.items),
+            p_holm=p_value(pair.p_holm),
+        )
+        for task, pairs in found.items()
+        for pair in sorted(pairs, key=lambda pair: -abs(pair.nats))
+        if pair.kind in ("backup", "redundant")
     ]
 
 

@@ -13,10 +13,13 @@ from cs_localize.findings import (
     CrosscheckFile,
     DosePoint,
     Drop,
+    HeadPair,
     HeadsFile,
     ImpactOnPerformance,
+    Interactions,
     NeuronSet,
     OverlapMeasure,
+    PairKind,
     Provenance,
     RandomHeads,
     RankedHead,
@@ -91,9 +94,35 @@ def confirm_file() -> ConfirmFile:
         random={task: _random(task, rng) for task in AFTER},
         curve={task: _curve(task, rng) for task in NAMED},
         control_curve={task: [0.87 - 0.012 * k + 0.01 * float(rng.normal()) for k in range(11)] for task in NAMED},
+        interactions=Interactions(
+            tasks={
+                "past_tense": [_pair("L7H0", "L12H3", "backup", 1.25), _pair("L7H0", "L7H1", "additive", 0.02)],
+                "plurals": [_pair("L9H5", "L14H8", "redundant", -0.75), _pair("L12H3", "L14H8", "saturated", -3.5)],
+            },
+            items=dict.fromkeys(("past_tense", "plurals"), 24),
+            requests=432,
+            tokens=14_688,
+        ),
         noise=0.004,
         requests=41_320,
         tokens=2_101_555,
+    )
+
+
+def _pair(first: str, second: str, kind: PairKind, nats: float) -> HeadPair:
+    ends = (nats - 0.2, nats + 0.2)
+    return HeadPair(
+        heads=(first, second),
+        kind=kind,
+        items=20,
+        nats=nats,
+        nats_ci=ends,
+        log_odds=nats,
+        log_odds_ci=ends,
+        accuracy=nats / 5,
+        accuracy_ci=(nats / 5 - 0.1, nats / 5 + 0.1),
+        p=1e-5,
+        p_holm=4e-5,
     )
 
 

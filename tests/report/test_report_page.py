@@ -165,6 +165,19 @@ def test_the_matrix_tells_intervals_and_p_values_on_hover_and_in_plain_numbers(h
     assert "<td>77.0%</td><td>3.0%</td><td>74.0</td><td>[68.0, 80.0]</td><td>&lt;0.001</td>" in html
 
 
+def test_pairs_that_stand_out_are_listed_and_no_others(html: str, tmp_path: Path) -> None:
+    section = Page(re.findall(r'<section id="pairs">.*?</section>', html, re.DOTALL)[0]).words
+    assert "L7H0 L12H3" in section
+    assert "backup1.250[1.050, 1.450]25.0[15.0, 35.0]20<0.001" in section
+    assert "L9H5 L14H8" in section
+    assert "L7H1" not in section
+    assert "L12H3 L14H8" not in section
+    quiet = confirm_file().model_copy(update={"interactions": None})
+    page = rendered(write_study(tmp_path, heads_file(), quiet, crosscheck_file()))
+    assert 'id="pairs"' not in page
+    assert 'href="#pairs"' not in page
+
+
 def test_the_cost_is_set_beside_a_sweep_and_a_thin_sweep(html: str) -> None:
     words = Page(html).words
     assert "15,120 requests a task" in words
