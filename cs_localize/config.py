@@ -140,8 +140,9 @@ class SelectConfig(_Section):
     """Which heads to name, on search items alone."""
 
     by: Literal["tests", "knockoffs", "naming"] = Field(
-        "tests",
-        description="What decides which candidates the naming may try: tests of single heads, knockoffs, or nothing.",
+        "naming",
+        description="What decides which candidates are named: the naming alone, or first tests of single heads or "
+        "knockoffs, which bound the error.",
     )
     error_rate: float = Field(
         0.1, gt=0, lt=1, description="Error rate of tests and knockoffs: share of false heads, or chance of any."

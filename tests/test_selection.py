@@ -47,7 +47,7 @@ def searched(config: StudyConfig, without: Sequence[str] = (BARE,)) -> tuple[Sea
 
 @pytest.fixture(scope="module")
 def found() -> tuple[SearchResult, Direct]:
-    return searched(planted_config(select={"resamples": 5}))
+    return searched(planted_config(select={"by": "tests", "resamples": 5}))
 
 
 def test_a_task_without_localized_heads_names_none_and_says_so_and_the_others_name_theirs(
@@ -135,7 +135,7 @@ def test_knockoffs_offer_what_they_select_and_leave_the_pilot_out() -> None:
 def test_a_fit_no_better_than_chance_is_said_where_nothing_is_found() -> None:
     options = {"tasks": list(TASKS), "without": list(TASKS), "background": 0.0, "n_universal": 0}
     measurer = Direct(PlantedEngine.from_options(SHAPE, options))
-    config = planted_config(select={"resamples": 0, "bootstrap": 5}, design__requests=150)
+    config = planted_config(select={"by": "tests", "resamples": 0, "bootstrap": 5}, design__requests=150)
     result = Search(config, SHAPE, items(TASKS), {}, measurer).run()
     assert not any(result.named.values())
     said = [f.reason for f in result.findings.values() if "nor does the fit predict held-back masks better" in f.reason]
@@ -162,5 +162,5 @@ def test_relatives_are_not_asked_as_controls() -> None:
 
 def test_a_task_with_a_single_item_cannot_be_tested_and_can_be_named() -> None:
     with pytest.raises(UsageError, match="task 'a' has 1 search item"):
-        check_items({"a": 1}, SelectConfig())
+        check_items({"a": 1}, SelectConfig(by="tests"))
     check_items({"a": 1}, SelectConfig(by="naming"))
