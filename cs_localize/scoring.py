@@ -51,7 +51,6 @@ def scoring_of(
             sequences=float(np.mean([len(item.choices) or 1 for item in items[task]])),
             correlation=_rank_correlation(scores, right),
             sample=len(scores),
-            requests=sum(not one.ablation.empty and one.key != other.key for one, other in zip(*modes, strict=True)),
         )
     return found
 

@@ -47,14 +47,13 @@ def test_the_rank_correlation_is_over_items_with_and_without_the_named_heads() -
     expected = spearmanr(scores, [score > measurer.bar for score in scores]).statistic
     assert found["antonyms"].correlation == pytest.approx(expected)
     assert found["antonyms"].sample == 24
-    assert found["antonyms"].requests == 12, "the scores under the ablation; the search or the naming asked the rest"
     assert found["antonyms"].sequences == 1
     assert found["antonyms"].score == "log-probability of the reference answer"
 
 
 def test_where_nothing_is_named_the_sample_is_the_unablated_items() -> None:
     found = scoring_of({"antonyms": get_task("antonyms")}, {"antonyms": ITEMS}, {"antonyms": ()}, Falling())
-    assert (found["antonyms"].sample, found["antonyms"].requests) == (12, 0)
+    assert found["antonyms"].sample == 12
 
 
 def test_there_is_no_correlation_where_every_answer_is_right() -> None:
