@@ -16,7 +16,9 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     ablate.add_argument("--model", help="a directory, a hub id or a built-in model (default: that of --heads-from)")
     given = ablate.add_mutually_exclusive_group(required=True)
     given.add_argument(
-        "--heads", help="such as L4H2,L7H0=0.5,L3N120; L4G1 is a KV group, L4 a layer; no factor means 0"
+        "--heads",
+        help="such as L4H2,L7H0=0.5,L9H1=mean,L3N120; L4G1 is a KV group, L4 a layer; no factor means 0, and mean puts "
+        "a head's mean over search items in its place",
     )
     given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
     ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")

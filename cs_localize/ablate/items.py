@@ -12,6 +12,8 @@ from cs_localize.findings import HeadsFile, read_file
 from cs_localize.outcomes import Item
 from cs_localize.tasks import get_task
 
+_MEAN_ITEMS = 32  # of each task
+
 
 @dataclass(frozen=True)
 class StudyHeads:
@@ -82,3 +84,8 @@ def held_out(
     return {
         name: get_task(name).split(seed, search_items, held_out_items).held_out[:limit] for name in dict.fromkeys(tasks)
     }
+
+
+def mean_items(tasks: Sequence[str], seed: int = 0) -> tuple[Item, ...]:
+    """Items on whose prompts the means of heads are measured: of each task the first 32 search items with this seed."""
+    return tuple(item for name in dict.fromkeys(tasks) for item in get_task(name).split(seed).search[:_MEAN_ITEMS])

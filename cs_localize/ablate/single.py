@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
-from cs_localize.ablate.items import held_out
+from cs_localize.ablate.items import held_out, mean_items
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.session import open_session
-from cs_localize.spelling import check_spelling, spell_out
+from cs_localize.spelling import asks_for_means, check_spelling, spell_out
 
 
 def ablate(
@@ -33,8 +33,9 @@ def ablate(
 
     Args:
         model: a directory, a hub id or a built-in model name.
-        heads: what is changed, such as ``L4H2,L7H0=0.5,L3N120``; ``L4G1`` is a KV group, ``L4`` a layer, and no factor
-            means 0.
+        heads: what is changed, such as ``L4H2,L7H0=0.5,L9H1=mean,L3N120``; ``L4G1`` is a KV group, ``L4`` a layer, and
+            no factor means 0. With ``mean`` a head is replaced by its mean over all token positions of the prompts of
+            ``mean_items``.
         tasks: tasks to measure.
         limit: most items a task; they are the held-out items of a study with this seed.
         seed: seed of the split.
@@ -47,10 +48,11 @@ def ablate(
     """
     check_spelling(heads)
     items = held_out(tasks, seed, limit)
+    measured_on = mean_items(tasks, seed) if asks_for_means(heads) else ()
     if samples is not None:
         samples = _writable(samples)
     progress = Progress(None)
-    with open_session(model, engine or EngineConfig(), tuple(items), ledger, progress) as session:
+    with open_session(model, engine or EngineConfig(), tuple(items), ledger, progress, measured_on) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
         requests = [

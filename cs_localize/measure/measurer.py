@@ -12,7 +12,7 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation
 from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.progress import Progress
-from cs_localize.measure.protocol import Mode, Request
+from cs_localize.measure.protocol import Mode, Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
@@ -121,14 +121,15 @@ class LedgerMeasurer:
 
         Raises:
             UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
-                context, or the model lacks a head or neuron of the ablation.
+                context, the model lacks a head or neuron of the ablation, or it needs means that are not measured.
         """
-        ablation.check(self._spec.shape)
         prompt_ids, answer_ids = self._encoder.encode(item)
         max_tokens = 2 * len(answer_ids) + 2
         if mode == "generate":
             check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
-        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)
+        request = Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, means=self._spec.means)
+        check_ablation(request, self._spec.shape, self._spec.means)
+        return request
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         """Answers all requests, in their order; what the ledger holds is not asked again.

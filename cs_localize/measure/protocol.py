@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
+from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.outcomes import Item, Outcome
 
@@ -26,6 +27,7 @@ class Request:
         mode: ``score`` teacher-forces the reference answer; ``generate`` decodes greedily up to the first newline.
         max_tokens: most tokens to generate; unused when scoring.
         repeat: 0, or the number of a repetition that is to be measured anew, to see the engine's noise.
+        means: the ``EngineSpec.means`` whose head means the ablation is about; of no effect where it replaces no head.
     """
 
     item: Item
@@ -35,6 +37,7 @@ class Request:
     mode: Mode = "score"
     max_tokens: int = 16
     repeat: int = 0
+    means: str = ""
 
     @cached_property
     def key(self) -> str:
@@ -42,6 +45,8 @@ class Request:
         limit = self.max_tokens if self.mode == "generate" else 0
         reference = self.answer_ids if self.mode == "score" else self.item.answer
         text = f"{self.mode}|{limit}|{self.prompt_ids}|{reference}|{self.ablation.key}|{self.repeat}"
+        if self.ablation.mean_heads:
+            text += f"|{self.means}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -54,17 +59,20 @@ class Engine(Protocol):
         fingerprint: everything besides the request that an outcome depends on: model content, dtype, engine and
             version, settings, and the version of the intervention code. Two engines with equal fingerprints give equal
             outcomes up to hardware noise.
+        means: which head means it has measured: ``EngineSpec.means``.
     """
 
     shape: ModelShape
     fingerprint: str
+    means: str
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers all requests, in their order.
 
         Raises:
             MeasurementError: if any outcome cannot be shown to have been measured under its ablation.
-            UsageError: if an ablation names a head or neuron the model lacks.
+            UsageError: if an ablation names a head or neuron the model lacks, or replaces heads by means that the
+                engine has not measured.
         """
         ...
 
@@ -75,6 +83,28 @@ class Engine(Protocol):
     def close(self) -> None:
         """Releases the model. The engine cannot be used afterwards."""
         ...
+
+
+def check_ablation(request: Request, shape: ModelShape, means: str) -> None:
+    """Refuses what an engine cannot do.
+
+    Args:
+        request: what is asked.
+        shape: the geometry of the engine's model.
+        means: the engine's ``means``.
+
+    Raises:
+        UsageError: if the ablation names a head or neuron the model lacks, or replaces heads by other means than those.
+    """
+    request.ablation.check(shape)
+    if not request.ablation.mean_heads:
+        return
+    if not means:
+        raise UsageError(f"'{request.ablation}' needs prompts to measure the means of heads on, and none were given")
+    if request.means != means:
+        raise UsageError(
+            f"'{request.ablation}' is asked with the means '{request.means}', and this engine has measured '{means}'"
+        )
 
 
 class Measurer(Protocol):
