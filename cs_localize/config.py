@@ -102,6 +102,20 @@ class PilotConfig(_Section):
     heads_a_mask: int = Field(3, ge=1, description="Heads of the layer knocked out together.")
 
 
+class MethodConfig(_Section):
+    """How the heads are localized; a bare name stands for the method with its defaults."""
+
+    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "random"] = Field(
+        "sparse", description="The method; sparse has the sections design and solver for its options."
+    )
+    options: _Options = Field(default_factory=dict, description="Its parameters; see the method's docstring.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class DesignConfig(_Section):
     """Which heads go off together in which request."""
 
@@ -189,6 +203,7 @@ class StudyConfig(_Section):
         description="Folder of measured outcomes shared by studies. Default: the study's own.",
     )
     engine: EngineConfig = EngineConfig()
+    method: MethodConfig = MethodConfig()
     design: DesignConfig = DesignConfig()
     solver: SolverConfig = SolverConfig()
     select: SelectConfig = SelectConfig()

@@ -1,37 +1,30 @@
-"""The search: pilot, design, measurement and recovery of every task's heads, on search items alone."""
+"""The search: a method ranks the heads of every task, and the first that hold are named, on search items alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cs_localize.config import StudyConfig
 from cs_localize.confirm.answers import controls_of
-from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
-from cs_localize.errors import UsageError
+from cs_localize.design import Design
 from cs_localize.findings import RankedHead, TaskFinding
-from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
+from cs_localize.methods import Localization, Method
 from cs_localize.naming import Naming, name_heads, start_naming
-from cs_localize.outcomes import Item, MeasurementTable, Outcome
+from cs_localize.outcomes import Item
 from cs_localize.recover import (
     EffectIntervals,
     SpecificityResult,
     bootstrap_intervals,
-    heads_in_order,
     held_back_fit,
-    make_solver,
-    rank_heads,
     specificity,
     universal_heads,
 )
 from cs_localize.seeds import stream
-
-_FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
 
 
 @dataclass(frozen=True)
@@ -40,28 +33,35 @@ class SearchResult:
 
     Attributes:
         findings: by task.
-        ranking: by task, all heads, most specific first.
         candidates: by task, the named heads, then the others among the first of the ranking.
-        universal: heads that hurt nearly every task, worst first.
-        fragile: layers the design spared.
-        designs: by task, every masked request but those of the naming, the pilot's first.
-        table: the outcomes of the designs.
-        warnings: what a reader should know.
+        universal: heads that hurt nearly every task, worst first; none where the method estimates no effects.
+        localization: what the method found.
     """
 
     findings: dict[str, TaskFinding]
-    ranking: dict[str, tuple[Head, ...]]
     candidates: dict[str, tuple[Head, ...]]
     universal: tuple[Head, ...]
-    fragile: tuple[int, ...]
-    designs: dict[str, Design]
-    table: MeasurementTable
-    warnings: tuple[str, ...]
+    localization: Localization
 
     @property
     def named(self) -> dict[str, tuple[Head, ...]]:
         """The named heads by task."""
         return {task: tuple(map(Head.parse, finding.named)) for task, finding in self.findings.items()}
+
+    @property
+    def designs(self) -> dict[str, Design]:
+        """By task, every masked request of the sparse method; empty for the others."""
+        return self.localization.sparse.designs if self.localization.sparse else {}
+
+    @property
+    def fragile(self) -> tuple[int, ...]:
+        """Layers that the design of the sparse method spared."""
+        return self.localization.sparse.fragile if self.localization.sparse else ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know."""
+        return self.localization.sparse.warnings if self.localization.sparse else ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Search:
         items: search items by task, in the study's order.
         relatives: by task, the tasks that do not control it.
         measurer: asks the model.
+        method: ranks the heads.
         note: is told the heads that are named so far.
     """
 
@@ -82,194 +83,116 @@ class Search:
     items: Mapping[str, Sequence[Item]]
     relatives: Mapping[str, frozenset[str]]
     measurer: Measurer
+    method: Method
     note: Callable[[str], None] = lambda best: None
 
     def run(self) -> SearchResult:
-        """Measures and recovers.
+        """Measures, ranks and names.
 
         Raises:
-            UsageError: if the study's numbers make no design.
+            UsageError: if the study's numbers make no design, or an option does not fit the items or the model.
             MeasurementError: if an outcome cannot be measured.
             SolverError: if the solver reaches no solution.
         """
-        pilots = self._pilots()
-        _check_masks(self._designs((), pilots))  # before anything is measured
-        baseline = self._baseline()
-        pilot = self._table(pilots, baseline, "pilot") if pilots else None
-        fragile = fragile_layers(pilot) if pilot is not None else ()
-        designs = self._designs(fragile, pilots)
-        table = self._table(designs, baseline, "search")
-
-        solver = make_solver(self.config.solver.name, **self.config.solver.options)
-        effects = solver.fit(table).effects_
-        contrast = specificity(effects, table.tasks, self.relatives)
-        order = rank_heads(contrast.strongest, effects)
-        ranking = heads_in_order(order, self.shape, table.tasks)
+        found = self.method.localize(self.measurer, self.shape, self.items, self.relatives)
+        tasks, effects = tuple(self.items), found.effects
         first = max(self.config.select.candidates, self.config.confirm.curve)
-        candidates = {task: heads[:first] for task, heads in ranking.items()}
+        candidates = {task: heads[:first] for task, heads in found.ranking.items()}
         namings = {
             task: start_naming(
                 task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select
             )
-            for task in table.tasks
+            for task in tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
-        fit = held_back_fit(table, solver, stream(self.config.seed, "fit"))
-        findings = {}
-        for number, task in enumerate(table.tasks):
-            heads = np.array([self.shape.index(head) for head in candidates[task]])
-            rng = stream(self.config.seed, "bootstrap", task)
-            intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
-            findings[task] = TaskFinding(
+        fits = self._fits(found)
+        contrast = specificity(effects, tasks, self.relatives) if effects is not None else None
+        findings = {
+            task: TaskFinding(
                 named=[str(head) for head in namings[task].kept],
                 reason=namings[task].reason(self.config.select),
                 search_curve=namings[task].curve,
-                **self._spending(table, baseline[task], designs[task], namings[task]),
-                ranking=_ranked(self.shape, number, table.tasks, order[number], effects, contrast, intervals),
-                fit=float(fit[number]),
+                items=len(self.items[task]),
+                ranking=self._ranked(found, contrast, task, self._intervals(found, task, candidates[task])),
+                fit=fits.get(task),
+                **_ground(found, task),
+                **_spending(found, namings[task]),
             )
-        coverage = {task: design.coverage() for task, design in designs.items()}
+            for task in tasks
+        }
         return SearchResult(
             findings,
-            ranking,
-            {task: _named_first(candidates[task], namings[task].kept) for task in table.tasks},
-            tuple(self.shape.head(int(i)) for i in universal_heads(effects)),
-            fragile,
-            designs,
-            table,
-            tuple(f"{task}: {covered.warning}" for task, covered in coverage.items() if covered.warning),
+            {task: _named_first(candidates[task], namings[task].kept) for task in tasks},
+            tuple(self.shape.head(int(i)) for i in universal_heads(effects)) if effects is not None else (),
+            found,
         )
 
-    def _baseline(self) -> dict[str, list[Outcome]]:
-        requests = [self.measurer.request(item, Ablation()) for items in self.items.values() for item in items]
-        outcomes = iter(self.measurer.measure(requests, "baseline"))
-        return {task: [next(outcomes) for _ in items] for task, items in self.items.items()}
+    def _intervals(self, found: Localization, task: str, candidates: Sequence[Head]) -> EffectIntervals | None:
+        """Those of a task's candidates on every task; None without a fit to resample."""
+        if found.sparse is None:
+            return None
+        heads = np.array([self.shape.index(head) for head in candidates])
+        rng = stream(self.config.seed, "bootstrap", task)
+        return bootstrap_intervals(found.sparse.table, found.sparse.solver, heads, self.config.select.bootstrap, rng)
 
-    def _pilots(self) -> dict[str, Design]:
-        pilot, requests = self.config.design.pilot, self.config.design.requests
-        if not pilot.requests_a_layer:
+    def _fits(self, found: Localization) -> dict[str, float]:
+        """By task, the correlation on masks held back; empty without a fit."""
+        if found.sparse is None:
             return {}
-        spent = self.shape.layers * pilot.requests_a_layer
-        if requests <= spent:
-            raise UsageError(
-                f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
-                "design.pilot.requests_a_layer"
-            )
-        return {
-            task: pilot_design(
-                self.shape,
-                len(items),
-                pilot.requests_a_layer,
-                min(pilot.heads_a_mask, self.shape.heads),
-                stream(self.config.seed, "pilot", task),
-            )
-            for task, items in self.items.items()
-        }
+        table = found.sparse.table
+        fits = held_back_fit(table, found.sparse.solver, stream(self.config.seed, "fit"))
+        return dict(zip(table.tasks, map(float, fits), strict=True))
 
-    def _designs(self, fragile: Sequence[int], pilots: Mapping[str, Design]) -> dict[str, Design]:
-        """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
-        design = self.config.design
-        rates = inclusion_rates(self.shape, design.density, fragile, design.fragile_density)
-        whole = {}
-        for task, items in self.items.items():
-            spent = len(pilots[task]) if pilots else 0
-            drawn = draw_design(
-                design.kind,
-                design.unit,
-                rates,
-                design.requests - spent,
-                len(items),
-                design.block,
-                stream(self.config.seed, "design", task),
-            )
-            whole[task] = drawn
-            if pilots:
-                whole[task] = Design(
-                    np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
+    def _ranked(
+        self, found: Localization, contrast: SpecificityResult | None, task: str, intervals: EffectIntervals | None
+    ) -> list[RankedHead]:
+        heads = found.ranking[task]
+        if found.effects is None or contrast is None:
+            return [RankedHead(head=str(head)) for head in heads]
+        tasks = tuple(self.items)
+        number = tasks.index(task)
+        known = {int(head): column for column, head in enumerate(intervals.heads)} if intervals else {}
+        ranked = []
+        for head in heads:
+            position = self.shape.index(head)
+            column = known.get(position)
+            effect, bounds = float(found.effects[number, position]), None
+            if intervals and column is not None and np.isfinite(intervals.low[number, column]):
+                # The solver's estimates are shrunk: right for ranking, too small to quote.
+                effect = float(intervals.effect[number, column])
+                bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
+            control = int(contrast.control[number, position])
+            ranked.append(
+                RankedHead(
+                    head=str(head),
+                    effect=effect,
+                    interval=bounds,
+                    specificity=float(contrast.strongest[number, position]),
+                    specificity_mean=float(contrast.mean[number, position]),
+                    strongest_control=tasks[control] if control >= 0 else None,
                 )
-        return whole
-
-    def _table(
-        self, designs: Mapping[str, Design], baseline: Mapping[str, Sequence[Outcome]], stage: str
-    ) -> MeasurementTable:
-        heads = list(self.shape.all_heads())
-        requests = [
-            self.measurer.request(self.items[task][item], Ablation.of(heads[i] for i in np.flatnonzero(mask)))
-            for task, design in designs.items()
-            for mask, item in zip(design.masks, design.items, strict=True)
-        ]
-        outcomes = self.measurer.measure(requests, stage)
-        tasks = tuple(designs)
-        first = dict(zip(tasks, np.cumsum([0, *(len(self.items[task]) for task in tasks)]), strict=False))
-        return MeasurementTable(
-            shape=self.shape,
-            tasks=tasks,
-            task=np.repeat(np.arange(len(tasks)), [len(design) for design in designs.values()]),
-            item=np.concatenate([first[task] + design.items for task, design in designs.items()]),
-            masks=np.concatenate([design.masks for design in designs.values()]),
-            score=np.array([outcome.score for outcome in outcomes]),
-            baseline=np.array([baseline[task][i].score for task, design in designs.items() for i in design.items]),
-            correct=np.array([outcome.correct for outcome in outcomes]),
-            tokens=np.array([outcome.tokens for outcome in outcomes]),
-        )
-
-    def _spending(
-        self, table: MeasurementTable, unablated: Sequence[Outcome], design: Design, naming: Naming
-    ) -> dict[str, Any]:
-        rows = table.rows_of(naming.task)
-        return {
-            "baseline_score": float(np.mean([outcome.score for outcome in unablated])),
-            "baseline_accuracy": float(np.mean([outcome.correct for outcome in unablated])),
-            "items": len(unablated),
-            "tests_a_head": design.coverage().tests_min,
-            "requests": len(rows) + naming.requests,
-            "baseline_requests": len(unablated) + naming.baseline_requests,
-            "tokens": int(table.tokens[rows].sum()) + naming.tokens + sum(outcome.tokens for outcome in unablated),
-        }
+            )
+        return ranked
 
 
-def _check_masks(designs: Mapping[str, Design]) -> None:
-    different = len(
-        np.unique(np.concatenate([np.packbits(design.masks, axis=1) for design in designs.values()]), axis=0)
-    )
-    if different < _FEWEST_MASKS:
-        raise UsageError(
-            f"the design has {different} different masks and needs {_FEWEST_MASKS} to judge its fit; raise "
-            "design.requests, or lower design.block"
-        )
+def _spending(found: Localization, naming: Naming) -> dict[str, int]:
+    task = naming.task
+    return {
+        "requests": found.requests[task] + naming.requests,
+        "baseline_requests": found.baseline_requests[task] + naming.baseline_requests,
+        "tokens": found.tokens[task] + naming.tokens,
+    }
+
+
+def _ground(found: Localization, task: str) -> dict[str, float | None]:
+    """What the ranking of a task stands on, as far as the method can tell."""
+    baseline, sparse = found.baseline[task], found.sparse
+    return {
+        "baseline_score": float(np.mean([outcome.score for outcome in baseline])) if baseline else None,
+        "baseline_accuracy": float(np.mean([outcome.correct for outcome in baseline])) if baseline else None,
+        "tests_a_head": sparse.designs[task].coverage().tests_min if sparse else None,
+    }
 
 
 def _named_first(candidates: Sequence[Head], named: Sequence[Head]) -> tuple[Head, ...]:
     return (*named, *(head for head in candidates if head not in named))
-
-
-def _ranked(
-    shape: ModelShape,
-    number: int,
-    tasks: Sequence[str],
-    order: NDArray[np.int64],
-    effects: NDArray[np.float64],
-    contrast: SpecificityResult,
-    intervals: EffectIntervals,
-) -> list[RankedHead]:
-    known = {int(head): column for column, head in enumerate(intervals.heads)}
-    ranked = []
-    for position in map(int, order):
-        column = known.get(position)
-        effect, bounds = float(effects[number, position]), None
-        if column is not None and np.isfinite(intervals.low[number, column]):
-            # The solver's estimates are shrunk: right for ranking, too small to quote.
-            effect = float(intervals.effect[number, column])
-            bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
-        control = int(contrast.control[number, position])
-        ranked.append(
-            RankedHead(
-                head=str(shape.head(position)),
-                effect=effect,
-                interval=bounds,
-                specificity=float(contrast.strongest[number, position]),
-                specificity_mean=float(contrast.mean[number, position]),
-                strongest_control=tasks[control] if control >= 0 else None,
-            )
-        )
-    return ranked
