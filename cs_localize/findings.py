@@ -54,6 +54,15 @@ class RankedHead(_File):
     )
     specificity_mean: float | None = Field(None, description="The same against the mean of the controls.")
     strongest_control: str | None = Field(None, description="The control it hurts most; null where a task has none.")
+    frequency: float | None = Field(
+        None, description="Share of resamples of items and masks that select it; null if there were none."
+    )
+    p: float | None = Field(
+        None,
+        description="P-value of the test that it costs the task the least effect alone, and more than the controls; "
+        "null if it was not tested.",
+    )
+    q: float | None = Field(None, description="The same, adjusted for all candidates of all tasks; null if untested.")
 
 
 class TaskFinding(_File):
@@ -76,11 +85,14 @@ class TaskFinding(_File):
     tests_a_head: float | None = Field(
         description="Smallest number of different masks that knock out a head; null for methods without masks."
     )
-    requests: int = Field(description="Masked search requests of the method and the naming, pilot included.")
+    requests: int = Field(description="Masked search requests spent on this task, pilot, tests and naming included.")
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
     fit: float | None = Field(
         description="Correlation of predicted and measured damage on held-back masks; null for methods without masks."
+    )
+    fit_p: float | None = Field(
+        None, description="P-value of that correlation against shuffled masks; null if there were no permutations."
     )
 
 
@@ -94,6 +106,10 @@ class HeadsFile(_File):
     kv_heads: int = Field(description="Key/value heads a layer.")
     method: str = Field("sparse", description="How the heads were ranked.")
     solver: str | None = Field(description="The solver; null for other methods than sparse.")
+    selected_by: Literal["tests", "knockoffs", "naming"] = Field(
+        "naming", description="What decided which candidates the naming could try; naming: nothing did."
+    )
+    error_rate: float | None = Field(None, description="Error rate of tests or knockoffs; null where there were none.")
     tasks: dict[str, TaskFinding] = Field(description="Findings by task.")
     universal: list[str] = Field(
         description="Heads that hurt nearly every capability, worst first; named only where one stands out."
@@ -125,6 +141,39 @@ class RandomHeads(_File):
     controls: list[float] = Field(description="Mean drop of the controls in every draw; empty if not measured.")
 
 
+PairKind = Literal["backup", "redundant", "additive", "saturated"]
+
+
+class HeadPair(_File):
+    """Two heads knocked out together: their damage less that of each alone, 0 where damages add up."""
+
+    heads: tuple[str, str] = Field(description="The two heads, a named one first.")
+    kind: PairKind = Field(
+        description="backup: together they do more than the sum; redundant: less; additive: neither was shown; "
+        "saturated: too few items have room for both damages to tell."
+    )
+    items: int = Field(
+        description="Items with room for both damages; where these are too few, all are behind the rest."
+    )
+    nats: float = Field(description="Interaction in log-probability of the reference answer, mean over items.")
+    nats_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    log_odds: float = Field(description="Interaction in log-odds of the reference answer.")
+    log_odds_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    accuracy: float = Field(description="Interaction in the share of items with every answer token ranked first.")
+    accuracy_ci: Interval = Field(description="95% paired bootstrap interval of the same.")
+    p: float = Field(description="Wilcoxon's signed-rank test of the interaction in nats, two-sided.")
+    p_holm: float = Field(description="The same, Holm-corrected over all pairs of the study.")
+
+
+class Interactions(_File):
+    """Pairs of named heads, and of named heads and the other query heads of their KV groups, on held-out items."""
+
+    tasks: dict[str, list[HeadPair]] = Field(description="Pairs by task; tasks without any are left out.")
+    items: dict[str, int] = Field(description="Held-out items asked, by task.")
+    requests: int = Field(description="Requests of the pairs, single heads and baseline included.")
+    tokens: int = Field(description="Their tokens.")
+
+
 class ConfirmFile(_File):
     """confirm.json: does it hold on items the search never saw, with the task's own metric?"""
 
@@ -146,8 +195,9 @@ class ConfirmFile(_File):
     control_curve: dict[str, list[float]] = Field(
         description="Mean accuracy of the controls under the same ablations; empty if not measured."
     )
+    interactions: Interactions | None = Field(None, description="Heads in pairs; null where they were not measured.")
     noise: float = Field(description="Share of graded answers that differ between two unablated runs.")
-    requests: int = Field(description="Requests of the confirmation.")
+    requests: int = Field(description="Requests of the confirmation, without those of the pairs.")
     tokens: int = Field(description="Their tokens.")
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

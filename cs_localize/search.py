@@ -1,11 +1,12 @@
-"""The search: a method ranks the heads of every task, and the first that hold are named, on search items alone."""
+"""The search: a method ranks the heads, and the first that hold are named, on search items alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cs_localize.config import StudyConfig
 from cs_localize.confirm.answers import controls_of
@@ -13,18 +14,24 @@ from cs_localize.design import Design
 from cs_localize.findings import RankedHead, TaskFinding
 from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
-from cs_localize.methods import Localization, Method
+from cs_localize.methods import Localization, Method, measure_baseline, measure_designs
 from cs_localize.naming import Naming, name_heads, start_naming
-from cs_localize.outcomes import Item
+from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import (
     EffectIntervals,
     SpecificityResult,
     bootstrap_intervals,
+    fit_above_chance,
     held_back_fit,
+    selection_frequencies,
     specificity,
     universal_heads,
 )
 from cs_localize.seeds import stream
+from cs_localize.selection import Selection, TestedHead, check_items, select_candidates
+
+_FLOOR = 8.0
+"""Cap on the damage of one request in tests of single heads, in nats, for a method that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +101,45 @@ class Search:
             MeasurementError: if an outcome cannot be measured.
             SolverError: if the solver reaches no solution.
         """
+        check_items({task: len(items) for task, items in self.items.items()}, self.config.select)
         found = self.method.localize(self.measurer, self.shape, self.items, self.relatives)
-        tasks, effects = tuple(self.items), found.effects
-        first = max(self.config.select.candidates, self.config.confirm.curve)
+        tasks, effects, select = tuple(self.items), found.effects, self.config.select
+        first = max(select.candidates, self.config.confirm.curve)
         candidates = {task: heads[:first] for task, heads in found.ranking.items()}
+        tests = _Tests(self, found)
+        selection = select_candidates(
+            self.shape,
+            found.sparse,
+            candidates,
+            {task: len(items) for task, items in self.items.items()},
+            self.relatives,
+            select,
+            self._floor(found),
+            self.config.seed,
+            tests.measure,
+        )
         namings = {
             task: start_naming(
-                task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select
+                task, selection.offered[task], self.items, controls_of(task, self.items, self.relatives), select
             )
             for task in tasks
         }
-        name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
-        fits = self._fits(found)
+        name_heads(list(namings.values()), select, self.measurer, self.note)
+        evidence = self._evidence(found, candidates)
         contrast = specificity(effects, tasks, self.relatives) if effects is not None else None
         findings = {
             task: TaskFinding(
                 named=[str(head) for head in namings[task].kept],
-                reason=namings[task].reason(self.config.select),
+                reason=selection.reason(
+                    task, namings[task].reason(select), select.error_rate, evidence.fit_p.get(task)
+                ),
                 search_curve=namings[task].curve,
                 items=len(self.items[task]),
-                ranking=self._ranked(found, contrast, task, self._intervals(found, task, candidates[task])),
-                fit=fits.get(task),
-                **_ground(found, task),
-                **_spending(found, namings[task]),
+                ranking=self._ranked(found, contrast, task, evidence, selection.tested[task]),
+                fit=evidence.fit.get(task),
+                fit_p=evidence.fit_p.get(task),
+                **_ground(found, task, tests.baseline[task]),
+                **_spending(found, tests.baseline[task], selection, namings[task]),
             )
             for task in tasks
         }
@@ -127,33 +150,49 @@ class Search:
             found,
         )
 
-    def _intervals(self, found: Localization, task: str, candidates: Sequence[Head]) -> EffectIntervals | None:
-        """Those of a task's candidates on every task; None without a fit to resample."""
-        if found.sparse is None:
-            return None
-        heads = np.array([self.shape.index(head) for head in candidates])
-        rng = stream(self.config.seed, "bootstrap", task)
-        return bootstrap_intervals(found.sparse.table, found.sparse.solver, heads, self.config.select.bootstrap, rng)
+    def _floor(self, found: Localization) -> float:
+        if found.sparse is not None:
+            return float(found.sparse.solver.get_params()["floor"])
+        return float(getattr(self.method, "floor", _FLOOR))
 
-    def _fits(self, found: Localization) -> dict[str, float]:
-        """By task, the correlation on masks held back; empty without a fit."""
+    def _evidence(self, found: Localization, candidates: Mapping[str, Sequence[Head]]) -> _Evidence:
+        """What resampling and permuting the outcomes of a fit tells; nothing without a fit."""
         if found.sparse is None:
-            return {}
-        table = found.sparse.table
-        fits = held_back_fit(table, found.sparse.solver, stream(self.config.seed, "fit"))
-        return dict(zip(table.tasks, map(float, fits), strict=True))
+            return _Evidence()
+        table, solver, seed, select = found.sparse.table, found.sparse.solver, self.config.seed, self.config.select
+        fit = held_back_fit(table, solver, stream(seed, "fit"))
+        fit_p: dict[str, float] = {}
+        if select.permutations:
+            p = fit_above_chance(table, solver, stream(seed, "fit"), select.permutations)
+            fit_p = dict(zip(table.tasks, p.tolist(), strict=True))
+        frequency = None
+        if select.resamples:
+            frequency = selection_frequencies(table, solver, select.resamples, stream(seed, "stability"))
+        intervals = {}
+        for task, heads in candidates.items():
+            positions = np.array([self.shape.index(head) for head in heads])
+            rng = stream(seed, "bootstrap", task)
+            intervals[task] = bootstrap_intervals(table, solver, positions, select.bootstrap, rng)
+        return _Evidence(intervals, dict(zip(table.tasks, fit.tolist(), strict=True)), fit_p, frequency)
 
     def _ranked(
-        self, found: Localization, contrast: SpecificityResult | None, task: str, intervals: EffectIntervals | None
+        self,
+        found: Localization,
+        contrast: SpecificityResult | None,
+        task: str,
+        evidence: _Evidence,
+        tested: Mapping[Head, TestedHead],
     ) -> list[RankedHead]:
-        heads = found.ranking[task]
-        if found.effects is None or contrast is None:
-            return [RankedHead(head=str(head)) for head in heads]
         tasks = tuple(self.items)
-        number = tasks.index(task)
+        number, intervals, frequency = tasks.index(task), evidence.intervals.get(task), evidence.frequency
         known = {int(head): column for column, head in enumerate(intervals.heads)} if intervals else {}
         ranked = []
-        for head in heads:
+        for head in found.ranking[task]:
+            test = tested.get(head)
+            sure = {"p": test.p if test else None, "q": test.q if test else None}
+            if found.effects is None or contrast is None:
+                ranked.append(RankedHead(head=str(head), **sure))
+                continue
             position = self.shape.index(head)
             column = known.get(position)
             effect, bounds = float(found.effects[number, position]), None
@@ -170,27 +209,65 @@ class Search:
                     specificity=float(contrast.strongest[number, position]),
                     specificity_mean=float(contrast.mean[number, position]),
                     strongest_control=tasks[control] if control >= 0 else None,
+                    frequency=None if frequency is None else float(frequency[number, position]),
+                    **sure,
                 )
             )
         return ranked
 
 
-def _spending(found: Localization, naming: Naming) -> dict[str, int]:
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """How far a sparse fit can be trusted; empty without one.
+
+    Attributes:
+        intervals: by task, the effects of its candidates on every task.
+        fit: by task, the correlation on masks held back.
+        fit_p: by task, its p-value against shuffled masks; empty where none is wished.
+        frequency: ``[n_tasks, n_heads]`` share of resamples that select a head; None where none are wished.
+    """
+
+    intervals: Mapping[str, EffectIntervals] = field(default_factory=dict)
+    fit: Mapping[str, float] = field(default_factory=dict)
+    fit_p: Mapping[str, float] = field(default_factory=dict)
+    frequency: NDArray[np.float64] | None = None
+
+
+class _Tests:
+    """Measures candidates alone, with the unablated outcomes that takes.
+
+    Attributes:
+        baseline: by task, unablated outcomes: those of the method; of all search items once candidates were measured.
+    """
+
+    def __init__(self, search: Search, found: Localization) -> None:
+        self.baseline: dict[str, Sequence[Outcome]] = dict(found.baseline)
+        self._search = search
+
+    def measure(self, alone: Mapping[str, Design], stage: str) -> MeasurementTable:
+        """The outcomes of requests that knock out a single head each."""
+        search = self._search
+        if any(len(self.baseline[task]) < len(items) for task, items in search.items.items()):
+            self.baseline = dict(measure_baseline(search.measurer, search.items))
+        return measure_designs(search.measurer, search.shape, search.items, alone, self.baseline, stage)
+
+
+def _spending(found: Localization, baseline: Sequence[Outcome], selection: Selection, naming: Naming) -> dict[str, int]:
     task = naming.task
+    added = sum(outcome.tokens for outcome in baseline) - sum(outcome.tokens for outcome in found.baseline[task])
     return {
-        "requests": found.requests[task] + naming.requests,
-        "baseline_requests": found.baseline_requests[task] + naming.baseline_requests,
-        "tokens": found.tokens[task] + naming.tokens,
+        "requests": found.requests[task] + selection.requests[task] + naming.requests,
+        "baseline_requests": len(baseline) + naming.baseline_requests,
+        "tokens": found.tokens[task] + added + selection.tokens[task] + naming.tokens,
     }
 
 
-def _ground(found: Localization, task: str) -> dict[str, float | None]:
+def _ground(found: Localization, task: str, baseline: Sequence[Outcome]) -> dict[str, float | None]:
     """What the ranking of a task stands on, as far as the method can tell."""
-    baseline, sparse = found.baseline[task], found.sparse
     return {
         "baseline_score": float(np.mean([outcome.score for outcome in baseline])) if baseline else None,
         "baseline_accuracy": float(np.mean([outcome.correct for outcome in baseline])) if baseline else None,
-        "tests_a_head": sparse.designs[task].coverage().tests_min if sparse else None,
+        "tests_a_head": found.sparse.designs[task].coverage().tests_min if found.sparse else None,
     }
 
 

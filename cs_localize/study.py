@@ -15,7 +15,7 @@ import numpy as np
 
 from cs_localize import __version__
 from cs_localize.config import StudyConfig
-from cs_localize.confirm import confirm_heads, crosscheck, random_heads
+from cs_localize.confirm import confirm_heads, crosscheck, head_interactions, random_heads
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import (
     ConfirmFile,
@@ -125,6 +125,8 @@ class Study:
             kv_heads=shape.kv_heads,
             method=self._config.method.name,
             solver=self._config.solver.name if found.localization.sparse else None,
+            selected_by=self._config.select.by,
+            error_rate=None if self._config.select.by == "naming" else self._config.select.error_rate,
             tasks=found.findings,
             universal=[str(head) for head in found.universal],
             fragile_layers=list(found.fragile),
@@ -157,6 +159,17 @@ class Study:
             self._config.seed,
             self._repeat,
         )
+        if self._config.confirm.interactions:
+            pairs = head_interactions(
+                self._session.measurer,
+                self._held_out,
+                found.named,
+                found.universal,
+                self._session.shape,
+                self._config.confirm,
+                self._config.seed,
+            )
+            confirm = confirm.model_copy(update={"interactions": pairs})
         return write_file(self._out / "confirm.json", confirm)
 
     def crosscheck(self, named: Mapping[str, Sequence[Head]], confirm: ConfirmFile) -> CrosscheckFile:

@@ -99,6 +99,14 @@ def test_what_was_written_is_what_is_read(kind: type[FileT], tmp_path: Path) -> 
     assert dump_file(read_file(path, kind)) == path.read_text(encoding="utf-8")
 
 
+def test_a_confirmation_from_before_heads_were_tried_in_pairs_can_be_read(tmp_path: Path) -> None:
+    finding, path = written(ConfirmFile, tmp_path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert data.pop("interactions")
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert read_file(path, ConfirmFile) == finding.model_copy(update={"interactions": None})
+
+
 @every_kind
 def test_files_carry_schema_1_and_refuse_another(kind: type[FileT], tmp_path: Path) -> None:
     _, path = written(kind, tmp_path)

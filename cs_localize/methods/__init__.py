@@ -6,6 +6,7 @@ from cs_localize.methods.method import Localization, Method, SparseFit, by_speci
 from cs_localize.methods.registry import METHODS, make_method
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
+from cs_localize.methods.tables import measure_baseline, measure_designs
 
 __all__ = [
     "METHODS",
@@ -20,4 +21,6 @@ __all__ = [
     "ThinSweep",
     "by_specificity",
     "make_method",
+    "measure_baseline",
+    "measure_designs",
 ]

@@ -28,14 +28,18 @@ class SparseFit:
     Attributes:
         designs: by task, every masked request, the pilot's first.
         table: the outcomes of the designs.
+        pilot: how many of the first requests of each task are the pilot's.
         fragile: layers the design spared.
+        rates: ``[n_heads]`` share of the other requests that was to knock out each head.
         solver: fitted to the table.
         warnings: what a reader should know of the designs.
     """
 
     designs: dict[str, Design]
     table: MeasurementTable
+    pilot: int
     fragile: tuple[int, ...]
+    rates: NDArray[np.float64]
     solver: Solver
     warnings: tuple[str, ...]
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cs_localize.config import DesignConfig, SolverConfig
 from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
 from cs_localize.errors import UsageError
-from cs_localize.heads import Ablation, ModelShape
+from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Measurer
 from cs_localize.methods.counting import CountingMeasurer
 from cs_localize.methods.method import (
@@ -22,7 +23,7 @@ from cs_localize.methods.method import (
     check_items,
     localized,
 )
-from cs_localize.outcomes import MeasurementTable, Outcome
+from cs_localize.methods.tables import measure_baseline, measure_designs
 from cs_localize.recover import make_solver
 from cs_localize.seeds import stream
 
@@ -55,13 +56,16 @@ class Sparse:
         counter = CountingMeasurer(measurer)
         pilots = self._pilots(shape, items)
         _check_masks(self._designs(shape, items, (), pilots))  # before anything is measured
-        baseline = _baseline(counter, items)
-        fragile = fragile_layers(_table(counter, shape, items, pilots, baseline, "pilot")) if pilots else ()
+        baseline = measure_baseline(counter, items)
+        fragile: tuple[int, ...] = ()
+        if pilots:
+            fragile = fragile_layers(measure_designs(counter, shape, items, pilots, baseline, "pilot"))
         designs = self._designs(shape, items, fragile, pilots)
-        table = _table(counter, shape, items, designs, baseline, "search")
+        table = measure_designs(counter, shape, items, designs, baseline, "search")
         solver = make_solver(self.solver.name, **self.solver.options).fit(table)
         ranking = by_specificity(solver.effects_, shape, table.tasks, relatives)
-        fit = SparseFit(designs, table, fragile, solver, _warnings(designs))
+        spent = len(next(iter(pilots.values()))) if pilots else 0
+        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, _warnings(designs))
         return localized(ranking, solver.effects_, counter, fit)
 
     def _pilots(self, shape: ModelShape, items: Items) -> Designs:
@@ -85,12 +89,15 @@ class Sparse:
             for task, asked in items.items()
         }
 
+    def _rates(self, shape: ModelShape, fragile: Sequence[int]) -> NDArray[np.float64]:
+        return inclusion_rates(shape, self.design.density, fragile, self.design.fragile_density)
+
     def _designs(
         self, shape: ModelShape, items: Items, fragile: Sequence[int], pilots: Mapping[str, Design]
     ) -> Designs:
         """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
         design = self.design
-        rates = inclusion_rates(shape, design.density, fragile, design.fragile_density)
+        rates = self._rates(shape, fragile)
         whole = {}
         for task, asked in items.items():
             spent = len(pilots[task]) if pilots else 0
@@ -109,43 +116,6 @@ class Sparse:
                     np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
                 )
         return whole
-
-
-def _baseline(measurer: Measurer, items: Items) -> dict[str, list[Outcome]]:
-    requests = [measurer.request(item, Ablation()) for asked in items.values() for item in asked]
-    outcomes = iter(measurer.measure(requests, "baseline"))
-    return {task: [next(outcomes) for _ in asked] for task, asked in items.items()}
-
-
-def _table(
-    measurer: Measurer,
-    shape: ModelShape,
-    items: Items,
-    designs: Mapping[str, Design],
-    baseline: Mapping[str, Sequence[Outcome]],
-    stage: str,
-) -> MeasurementTable:
-    """The outcomes of some designs, measured."""
-    heads = list(shape.all_heads())
-    requests = [
-        measurer.request(items[task][item], Ablation.of(heads[i] for i in np.flatnonzero(mask)))
-        for task, design in designs.items()
-        for mask, item in zip(design.masks, design.items, strict=True)
-    ]
-    outcomes = measurer.measure(requests, stage)
-    tasks = tuple(designs)
-    first = dict(zip(tasks, np.cumsum([0, *(len(items[task]) for task in tasks)]), strict=False))
-    return MeasurementTable(
-        shape=shape,
-        tasks=tasks,
-        task=np.repeat(np.arange(len(tasks)), [len(design) for design in designs.values()]),
-        item=np.concatenate([first[task] + design.items for task, design in designs.items()]),
-        masks=np.concatenate([design.masks for design in designs.values()]),
-        score=np.array([outcome.score for outcome in outcomes]),
-        baseline=np.array([baseline[task][i].score for task, design in designs.items() for i in design.items]),
-        correct=np.array([outcome.correct for outcome in outcomes]),
-        tokens=np.array([outcome.tokens for outcome in outcomes]),
-    )
 
 
 def _check_masks(designs: Mapping[str, Design]) -> None:

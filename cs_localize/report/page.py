@@ -26,17 +26,19 @@ from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
 from cs_localize.report.numbers import count, fixed, percent
+from cs_localize.report.sureness import often_selected
 
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """Heat map, ranking and knockout curve of one task; the curve is None where none was measured."""
+    """Heat map, ranking and knockout curve of one task; the curve is None where none was measured, ``often`` empty."""
 
     task: str
     named: list[str]
     reason: str
     heatmap: Markup
     ranking: list[tables.RankingRow]
+    often: str
     curve: Markup | None
     has_controls: bool
 
@@ -87,6 +89,7 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         results=tables.result_rows(heads, confirm),
         matrix=tables.matrix_rows(heads, confirm, columns) if confirm else [],
         drops=tables.drop_rows(confirm) if confirm else [],
+        pairs=tables.pair_rows(confirm) if confirm else [],
         figures=[_task_figures(heads, confirm, task) for task in heads.tasks],
         figure_width=heatmap_size(heads)[0],
         universal=tables.universal_rows(heads),
@@ -112,6 +115,7 @@ def _task_figures(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> T
         reason=finding.reason,
         heatmap=Markup(heatmap(heads, task)),
         ranking=tables.ranking_rows(heads, task),
+        often=often_selected(finding),
         curve=Markup(drawn) if drawn else None,
         has_controls=bool(controls),
     )

@@ -21,6 +21,7 @@ from cs_localize.report.numbers import (
     span,
     spread,
 )
+from cs_localize.report.sureness import sureness
 from cs_localize.report.svg import side, strength
 
 SIGNIFICANT = 0.05
@@ -78,6 +79,8 @@ class ResultRow:
     task: str
     named: list[str]
     reason: str
+    q: str
+    frequency: str
     before: str
     items: str
     after: str
@@ -102,6 +105,23 @@ class RankingRow:
     specificity: str
     specificity_mean: str
     strongest_control: str
+    q: str
+    frequency: str
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """Two heads that do more or less together than each by itself."""
+
+    task: str
+    heads: tuple[str, str]
+    kind: str
+    nats: str
+    nats_ci: str
+    accuracy: str
+    accuracy_ci: str
+    items: str
+    p_holm: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,7 @@ class FitRow:
     score: str
     tests: str
     fit: str
+    fit_p: str
 
 
 def result_rows(heads: HeadsFile, confirm: ConfirmFile | None) -> list[ResultRow]:
@@ -201,8 +222,31 @@ def ranking_rows(heads: HeadsFile, task: str) -> list[RankingRow]:
             specificity=or_dash(entry.specificity, spread),
             specificity_mean=or_dash(entry.specificity_mean, spread),
             strongest_control=entry.strongest_control or MISSING,
+            q=or_dash(entry.q, p_value),
+            frequency=or_dash(entry.frequency, percent),
         )
         for entry in shown
+    ]
+
+
+def pair_rows(confirm: ConfirmFile) -> list[PairRow]:
+    """The pairs that stand out, task by task, the strongest first."""
+    found = confirm.interactions.tasks if confirm.interactions else {}
+    return [
+        PairRow(
+            task=task,
+            heads=pair.heads,
+            kind=pair.kind,
+            nats=nats(pair.nats),
+            nats_ci=interval(pair.nats_ci, nats),
+            accuracy=points(pair.accuracy),
+            accuracy_ci=interval(pair.accuracy_ci, points),
+            items=count(pair.items),
+            p_holm=p_value(pair.p_holm),
+        )
+        for task, pairs in found.items()
+        for pair in sorted(pairs, key=lambda pair: -abs(pair.nats))
+        if pair.kind in ("backup", "redundant")
     ]
 
 
@@ -251,6 +295,7 @@ def fit_rows(heads: HeadsFile) -> list[FitRow]:
             score=or_dash(finding.baseline_score, nats),
             tests=or_dash(finding.tests_a_head, _tests),
             fit=or_dash(finding.fit, ratio),
+            fit_p=or_dash(finding.fit_p, p_value),
         )
         for task, finding in heads.tasks.items()
     ]
@@ -261,10 +306,13 @@ def _result_row(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> Res
     loss = task_loss(confirm, task)
     contrast = loss.contrast if loss else None
     random = loss.random if loss else None
+    q, frequency = sureness([finding])
     return ResultRow(
         task=task,
         named=finding.named,
         reason=finding.reason,
+        q=q,
+        frequency=frequency,
         before=percent(confirm.baseline[task]) if confirm else MISSING,
         items=f"n = {count(confirm.items[task])}" if confirm else "",
         after=percent(loss.drop.accuracy) if loss else MISSING,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from cs_localize.config import ConfirmConfig, CrosscheckConfig
 from cs_localize.confirm.crosscheck import crosscheck
 from cs_localize.confirm.heads import confirm_heads
+from cs_localize.confirm.interactions import head_interactions
 from cs_localize.findings import ConfirmFile, CrosscheckFile, NeuronSet, OverlapMeasure
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.protocol import Mode, Request
@@ -72,6 +73,9 @@ class WorldMeasurer:
         zeroed: list[tuple[Head | Neuron, float]] = [*request.ablation.heads, *request.ablation.neurons]
         damage = sum(hurts.get(unit, self.background * share(f"{task}|{unit}")) * (1 - scale) for unit, scale in zeroed)
         correct = share(request.item.id) + damage < 0.9
+        if request.mode == "score":
+            score = -0.1 - 4 * (share(request.item.id) + damage) ** 2
+            return Outcome(score, correct, "", len(request.prompt_ids) + len(request.answer_ids))
         return Outcome(float("nan"), correct, request.item.answer if correct else "", len(request.prompt_ids) + 3)
 
     def repeat(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -102,6 +106,14 @@ def confirmed(measurer: WorldMeasurer | None = None, config: ConfirmConfig | Non
     return confirm_heads(
         measurer, HELD_OUT, NAMED, RANKING, (UNIVERSAL,), RELATIVES, SHAPE, config, seed=7, repeat=measurer.repeat
     )
+
+
+def with_pairs() -> ConfirmFile:
+    """The confirmation with its heads in pairs, as a study writes it."""
+    pairs = head_interactions(
+        WorldMeasurer(), HELD_OUT, NAMED, (UNIVERSAL,), SHAPE, ConfirmConfig(bootstrap=400, interaction_items=8), seed=7
+    )
+    return confirmed().model_copy(update={"interactions": pairs})
 
 
 def crosschecked(measurer: WorldMeasurer | None = None, config: CrosscheckConfig | None = None) -> CrosscheckFile:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cs_localize.findings import write_file
-from tests.confirm.builders import confirmed, crosschecked
+from tests.confirm.builders import crosschecked, with_pairs
 
 GOLDEN = Path(__file__).parent / "golden"
 
 if __name__ == "__main__":
-    write_file(GOLDEN / "confirm.json", confirmed())
+    write_file(GOLDEN / "confirm.json", with_pairs())
     write_file(GOLDEN / "crosscheck.json", crosschecked())

@@ -12,13 +12,23 @@ from hypothesis import strategies as st
 
 from cs_localize.config import ConfirmConfig
 from cs_localize.confirm.heads import confirm_heads, random_heads
-from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
 from cs_localize.findings import dump_file
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.protocol import Request
 from cs_localize.outcomes import Outcome
-from tests.confirm.builders import HELD_OUT, NAMED, RANKING, RELATIVES, SHAPE, UNIVERSAL, WorldMeasurer, confirmed
+from cs_localize.recover import holm
+from tests.confirm.builders import (
+    HELD_OUT,
+    NAMED,
+    RANKING,
+    RELATIVES,
+    SHAPE,
+    UNIVERSAL,
+    WorldMeasurer,
+    confirmed,
+    with_pairs,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "confirm.json"
 SMALL = ConfirmConfig(random_draws=4, curve=3, bootstrap=400)
@@ -30,7 +40,7 @@ def accuracy(task: str, ablation: Ablation) -> float:
 
 
 def test_confirm_json_is_the_golden_file_byte_for_byte() -> None:
-    assert dump_file(confirmed()) == GOLDEN.read_text(encoding="utf-8")
+    assert dump_file(with_pairs()) == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_the_matrix_measures_every_task_under_all_named_heads_of_every_task_that_has_some() -> None:

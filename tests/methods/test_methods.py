@@ -191,3 +191,8 @@ def test_options_that_no_study_could_want_are_usage_errors(method: object, messa
 def test_a_solver_of_the_sparse_method_is_checked_with_it() -> None:
     with pytest.raises(UsageError, match="solver 'lasso' has no option 'alhpa'"):
         make_method(study("sparse", solver={"options": {"alhpa": 1}}))
+
+
+def test_knockoffs_are_refused_for_a_method_without_masks() -> None:
+    with pytest.raises(UsageError, match="knockoffs need the masks of the method sparse; name it, or set select"):
+        study("sweep", select={"by": "knockoffs"}, design={"kind": "bernoulli"})

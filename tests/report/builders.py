@@ -13,10 +13,13 @@ from cs_localize.findings import (
     CrosscheckFile,
     DosePoint,
     Drop,
+    HeadPair,
     HeadsFile,
     ImpactOnPerformance,
+    Interactions,
     NeuronSet,
     OverlapMeasure,
+    PairKind,
     Provenance,
     RandomHeads,
     RankedHead,
@@ -56,6 +59,8 @@ def heads_file() -> HeadsFile:
         heads=HEADS,
         kv_heads=3,
         solver="lasso",
+        selected_by="tests",
+        error_rate=0.1,
         tasks={task: _finding(task, rng) for task in NAMED},
         universal=list(UNIVERSAL),
         fragile_layers=[0, 1, 2],
@@ -89,9 +94,35 @@ def confirm_file() -> ConfirmFile:
         random={task: _random(task, rng) for task in AFTER},
         curve={task: _curve(task, rng) for task in NAMED},
         control_curve={task: [0.87 - 0.012 * k + 0.01 * float(rng.normal()) for k in range(11)] for task in NAMED},
+        interactions=Interactions(
+            tasks={
+                "past_tense": [_pair("L7H0", "L12H3", "backup", 1.25), _pair("L7H0", "L7H1", "additive", 0.02)],
+                "plurals": [_pair("L9H5", "L14H8", "redundant", -0.75), _pair("L12H3", "L14H8", "saturated", -3.5)],
+            },
+            items=dict.fromkeys(("past_tense", "plurals"), 24),
+            requests=432,
+            tokens=14_688,
+        ),
         noise=0.004,
         requests=41_320,
         tokens=2_101_555,
+    )
+
+
+def _pair(first: str, second: str, kind: PairKind, nats: float) -> HeadPair:
+    ends = (nats - 0.2, nats + 0.2)
+    return HeadPair(
+        heads=(first, second),
+        kind=kind,
+        items=20,
+        nats=nats,
+        nats_ci=ends,
+        log_odds=nats,
+        log_odds_ci=ends,
+        accuracy=nats / 5,
+        accuracy_ci=(nats / 5 - 0.1, nats / 5 + 0.1),
+        p=1e-5,
+        p_holm=4e-5,
     )
 
 
@@ -144,6 +175,7 @@ def _finding(task: str, rng: np.random.Generator) -> TaskFinding:
         baseline_requests=56,
         tokens=51_233,
         fit=0.81,
+        fit_p=0.05,
     )  # fmt: skip
 
 
@@ -157,6 +189,9 @@ def _ranked(task: str, head: str, effect: float, place: int) -> RankedHead:
         specificity=-0.8 if universal else effect / 0.25,
         specificity_mean=0.1 if universal else effect / 0.22,
         strongest_control=control,
+        frequency=0.9667 if head in NAMED[task] else 0.0333,
+        p=0.0123 if place < 10 else None,
+        q=0.034 if place < 10 else None,
     )
 
 

@@ -136,6 +136,13 @@ def test_an_effect_edited_far_down_the_ranking_is_found_in_the_page(tmp_path: Pa
     assert f"{data['tasks']['plurals']['ranking'][150]['head']}: effect {MINUS}0.432 nats" in rendered(folder)
 
 
+def test_the_page_shows_q_and_frequency_of_named_heads_and_what_to_expect_of_heads_without_an_effect(html: str) -> None:
+    assert "<td>0.034<small>96.7%</small></td>" in html
+    assert "1 head selected in at least 75.0% of the resamples" in html
+    assert "at most 0.74 of them would be expected there: a yardstick, not a promise" in html
+    assert "adjusted for all candidates of all tasks (Benjamini-Hochberg), and must not exceed 0.1" in html
+
+
 def test_every_named_and_universal_head_is_in_the_page(html: str) -> None:
     words = Page(html).words
     for head in {head for named in NAMED.values() for head in named} | set(UNIVERSAL):
@@ -156,6 +163,19 @@ def test_the_matrix_tells_intervals_and_p_values_on_hover_and_in_plain_numbers(h
     hovers = [value for name, value in Page(html).attributes if name == "title"]
     assert "antonyms: 77.0% to 3.0%, drop 74.0 points [68.0, 80.0], p <0.001 (Holm)" in hovers
     assert "<td>77.0%</td><td>3.0%</td><td>74.0</td><td>[68.0, 80.0]</td><td>&lt;0.001</td>" in html
+
+
+def test_pairs_that_stand_out_are_listed_and_no_others(html: str, tmp_path: Path) -> None:
+    section = Page(re.findall(r'<section id="pairs">.*?</section>', html, re.DOTALL)[0]).words
+    assert "L7H0 L12H3" in section
+    assert "backup1.250[1.050, 1.450]25.0[15.0, 35.0]20<0.001" in section
+    assert "L9H5 L14H8" in section
+    assert "L7H1" not in section
+    assert "L12H3 L14H8" not in section
+    quiet = confirm_file().model_copy(update={"interactions": None})
+    page = rendered(write_study(tmp_path, heads_file(), quiet, crosscheck_file()))
+    assert 'id="pairs"' not in page
+    assert 'href="#pairs"' not in page
 
 
 def test_the_cost_is_set_beside_a_sweep_and_a_thin_sweep(html: str) -> None:
