@@ -102,6 +102,20 @@ class PilotConfig(_Section):
     heads_a_mask: int = Field(3, ge=1, description="Heads of the layer knocked out together.")
 
 
+class MethodConfig(_Section):
+    """How the heads are localized; a bare name stands for the method with its defaults."""
+
+    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "random"] = Field(
+        "sparse", description="The method; sparse has the sections design and solver for its options."
+    )
+    options: _Options = Field(default_factory=dict, description="Its parameters; see the method's docstring.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class DesignConfig(_Section):
     """Which heads go off together in which request."""
 
@@ -215,6 +229,7 @@ class StudyConfig(_Section):
         description="Folder of measured outcomes shared by studies. Default: the study's own.",
     )
     engine: EngineConfig = EngineConfig()
+    method: MethodConfig = MethodConfig()
     design: DesignConfig = DesignConfig()
     solver: SolverConfig = SolverConfig()
     select: SelectConfig = SelectConfig()
@@ -236,6 +251,8 @@ class StudyConfig(_Section):
             raise ValueError(
                 f"{', '.join(both)} is both in tasks and in controls; a task of the study is a control already"
             )
+        if self.select.by == "knockoffs" and self.method.name != "sparse":
+            raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
         if self.select.by == "knockoffs" and (self.design.kind, self.design.unit) != ("bernoulli", "request"):
             raise ValueError(
                 "knockoffs need masks drawn independently for every request; set design.kind to bernoulli and "

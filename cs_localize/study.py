@@ -33,9 +33,9 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.methods import make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.recover import make_solver
 from cs_localize.report import write_report
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
@@ -98,19 +98,21 @@ class Study:
         }
 
     def search(self) -> SearchResult:
-        """Finds the heads and records the designs."""
+        """Finds the heads and records the designs, if the method has any."""
         found = Search(
             self._config,
             self._session.shape,
             self._search_items,
             self._relatives,
             self._session.measurer,
+            make_method(self._config),
             self._progress.note,
         ).run()
         arrays: dict[str, Any] = {"seed": np.array(self._config.seed)}
         for task, design in found.designs.items():
             arrays |= {f"{task}.masks": design.masks, f"{task}.items": design.items}
-        np.savez_compressed(self._out / "design.npz", **arrays)
+        if found.designs:
+            np.savez_compressed(self._out / "design.npz", **arrays)
         return found
 
     def write_heads(self, found: SearchResult, command: Sequence[str]) -> HeadsFile:
@@ -121,7 +123,8 @@ class Study:
             layers=shape.layers,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
-            solver=self._config.solver.name,
+            method=self._config.method.name,
+            solver=self._config.solver.name if found.localization.sparse else None,
             selected_by=self._config.select.by,
             error_rate=None if self._config.select.by == "naming" else self._config.select.error_rate,
             tasks=found.findings,
@@ -256,10 +259,10 @@ def check_study(config: StudyConfig) -> dict[str, Task]:
         The tasks and controls by name.
 
     Raises:
-        UsageError: if there is no such task, or the solver or the engine cannot do what is asked.
+        UsageError: if there is no such task, or the method or the engine cannot do what is asked.
     """
     tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
-    make_solver(config.solver.name, **config.solver.options)
+    make_method(config)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
     return tasks

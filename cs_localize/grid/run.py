@@ -115,7 +115,7 @@ class _Prepared:
         except (OSError, CsLocalizeError):
             return None
         complete = (
-            (folder / "design.npz").exists()
+            ((folder / "design.npz").exists() or study.heads.method != "sparse")
             and (study.confirm is not None or not config.confirm.enabled)
             and (study.crosscheck is not None or not config.crosscheck.enabled)  # it may have been added later
             and study.report.exists()
