@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from cs_localize.errors import MeasurementError
-from cs_localize.heads import Ablation
+from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Mode, Request
@@ -57,6 +57,26 @@ class StageCount:
     measured: int = 0
     tokens: int = 0
     measured_tokens: int = 0
+
+
+def item_request(
+    encoder: ItemEncoder, shape: ModelShape, item: Item, ablation: Ablation, mode: Mode = "score"
+) -> Request:
+    """The request for one item under one ablation, tokenized.
+
+    Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller tokens
+    and to tell it from a longer one, and no more for a broken model to ramble in.
+
+    Raises:
+        UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
+            context, or the model lacks a head or neuron of the ablation.
+    """
+    ablation.check(shape)
+    prompt_ids, answer_ids = encoder.encode(item)
+    max_tokens = 2 * len(answer_ids) + 2
+    if mode == "generate":
+        check_length(item, len(prompt_ids) + max_tokens, encoder.context)
+    return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)
 
 
 class LedgerMeasurer:
@@ -114,21 +134,8 @@ class LedgerMeasurer:
             self._stack.close()
 
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
-        """The request for one item under one ablation, tokenized.
-
-        Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller
-        tokens and to tell it from a longer one, and no more for a broken model to ramble in.
-
-        Raises:
-            UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
-                context, or the model lacks a head or neuron of the ablation.
-        """
-        ablation.check(self._spec.shape)
-        prompt_ids, answer_ids = self._encoder.encode(item)
-        max_tokens = 2 * len(answer_ids) + 2
-        if mode == "generate":
-            check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
-        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens)
+        """The request for one item under one ablation, tokenized; see ``item_request``."""
+        return item_request(self._encoder, self._spec.shape, item, ablation, mode)
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         """Answers all requests, in their order; what the ledger holds is not asked again.
