@@ -56,6 +56,7 @@ class PlantedWorld:
         number: of the world; equal numbers give equal worlds.
 
     Attributes:
+        engine: the model; it knows the heads that matter.
         k: specific heads planted for every task.
         trials: tasks.
         pilot: the outcomes of the pilot; None where the study has none.
@@ -67,11 +68,11 @@ class PlantedWorld:
         self.trials = len(planned.search)
         self._purpose = ("plan", str(number))
         seed = int(stream(planned.config.seed, *self._purpose).integers(2**31))
-        self._engine = PlantedEngine(planned.shape, replace(generator, seed=seed))
+        self.engine = PlantedEngine(planned.shape, replace(generator, seed=seed))
         self._heads = list(planned.shape.all_heads())
         bare = {task: [self._request(task, i) for i in range(len(items))] for task, items in planned.search.items()}
         self._baseline = {
-            task: np.array([outcome.score for outcome in self._engine.measure(requests)])
+            task: np.array([outcome.score for outcome in self.engine.measure(requests)])
             for task, requests in bare.items()
         }
         pilots = pilot_designs(planned, self._purpose)
@@ -93,7 +94,7 @@ class PlantedWorld:
         order = rank_heads(specificity(effects, tasks, planned.relatives).strongest, effects)
         marks = []
         for row, task in enumerate(tasks):
-            truth = [planned.shape.index(head) for head in self._engine.truth(task)]
+            truth = [planned.shape.index(head) for head in self.engine.truth(task)]
             first = order[row, : self.k].tolist()
             marks.append((first[0] == truth[0], len({*first} & {*truth}) / self.k))
         return marks
@@ -127,7 +128,7 @@ class PlantedWorld:
             for task, design in designs.items()
             for mask, item in zip(design.masks, design.items, strict=True)
         ]
-        outcomes = self._engine.measure(requests)
+        outcomes = self.engine.measure(requests)
         return measured_table(self._planned, designs, self._baseline, np.array([outcome.score for outcome in outcomes]))
 
 
