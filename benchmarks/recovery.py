@@ -34,7 +34,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.baselines import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, by_specificity
-from cs_localize.design import draw_design, inclusion_rates
+from cs_localize.design import Design, draw_design, inclusion_rates
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
@@ -168,23 +168,31 @@ def measured(engine: PlantedEngine, requests: int, seed: int) -> MeasurementTabl
     """One design a task, measured."""
     shape = engine.shape
     rates = inclusion_rates(shape, 0.06, range(max(1, shape.layers // 10)), 0.015)
-    heads, measurer = list(shape.all_heads()), Direct(engine)
-    columns = defaultdict(list)
+    designs = {}
     for number, task in enumerate(TASKS):
         rng = np.random.default_rng([seed, number])
-        design = draw_design("balanced", "request", rates, requests, len(SEARCH[task]), 1, rng)
+        designs[task] = draw_design("balanced", "request", rates, requests, len(SEARCH[task]), 1, rng)
+    return outcomes_of(engine, designs)
+
+
+def outcomes_of(engine: PlantedEngine, designs: Mapping[str, Design]) -> MeasurementTable:
+    """The outcomes of a design of every task, in the order of ``TASKS``."""
+    heads, measurer = list(engine.shape.all_heads()), Direct(engine)
+    columns = defaultdict(list)
+    for number, task in enumerate(TASKS):
+        design = designs[task]
         bare = measurer.measure([measurer.request(item, Ablation()) for item in SEARCH[task]], "baseline")
         ablations = [Ablation.of(heads[h] for h in np.flatnonzero(mask)) for mask in design.masks]
         asked = [measurer.request(SEARCH[task][i], a) for i, a in zip(design.items, ablations, strict=True)]
         outcomes = measurer.measure(asked, "search")
-        columns["task"].append(np.full(requests, number))
+        columns["task"].append(np.full(len(design), number))
         columns["item"].append(design.items + number * len(SEARCH[task]))
         columns["masks"].append(design.masks)
         columns["score"].append(np.array([outcome.score for outcome in outcomes]))
         columns["baseline"].append(np.array([bare[i].score for i in design.items]))
         columns["correct"].append(np.array([outcome.correct for outcome in outcomes]))
         columns["tokens"].append(np.array([outcome.tokens for outcome in outcomes]))
-    return MeasurementTable(shape, TASKS, **{name: np.concatenate(parts) for name, parts in columns.items()})
+    return MeasurementTable(engine.shape, TASKS, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
 def oracle(engine: PlantedEngine, table: MeasurementTable) -> NDArray[np.float64]:

@@ -125,9 +125,33 @@ class SolverConfig(_Section):
     options: _Options = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
 
 
+class SingleHeadConfig(_Section):
+    """Tests of the candidates, each knocked out alone."""
+
+    items: int = Field(12, ge=2, description="Search items of the task that each is tested on.")
+    control_items: int = Field(12, ge=2, description="Search items of the controls, together, that each is tested on.")
+    least_effect: float = Field(0.1, ge=0, description="Smallest mean damage of interest, in nats an item.")
+    correction: Literal["bh", "holm"] = Field(
+        "bh", description="For all candidates of all tasks; bh bounds the share of false ones, holm the chance of any."
+    )
+
+
 class SelectConfig(_Section):
     """Which heads to name, on search items alone."""
 
+    by: Literal["tests", "knockoffs", "naming"] = Field(
+        "naming",
+        description="What decides which candidates are named: the naming alone, or first tests of single heads or "
+        "knockoffs, which bound the error.",
+    )
+    error_rate: float = Field(
+        0.1, gt=0, lt=1, description="Error rate of tests and knockoffs: share of false heads, or chance of any."
+    )
+    tests: SingleHeadConfig = SingleHeadConfig()
+    resamples: int = Field(30, ge=0, le=1_000_000, description="Resamples behind selection frequencies; 0: none.")
+    permutations: int = Field(
+        19, ge=0, le=1_000_000, description="Shuffles of the masks behind the p-value of a fit; 0: no p-value."
+    )
     candidates: int = Field(10, ge=1, description="Heads of the ranking that are tried, most specific first.")
     items: int = Field(30, ge=2, description="Search items of the task that each is tried on.")
     control_items: int = Field(25, ge=2, description="Search items of the controls, together, that each is tried on.")
@@ -211,6 +235,11 @@ class StudyConfig(_Section):
         if both:
             raise ValueError(
                 f"{', '.join(both)} is both in tasks and in controls; a task of the study is a control already"
+            )
+        if self.select.by == "knockoffs" and (self.design.kind, self.design.unit) != ("bernoulli", "request"):
+            raise ValueError(
+                "knockoffs need masks drawn independently for every request; set design.kind to bernoulli and "
+                "design.unit to request, or select.by to tests"
             )
         if self.crosscheck.enabled and not (self.confirm.enabled and self.confirm.random_draws):
             raise ValueError("the cross-check needs the confirmation with random draws; set crosscheck.enabled: false")

@@ -48,6 +48,15 @@ class RankedHead(_File):
     specificity: float = Field(description="Effect in spreads of this task, minus that of the control it hurts most.")
     specificity_mean: float = Field(description="The same against the mean of the controls.")
     strongest_control: str | None = Field(description="The control it hurts most; null where a task has none.")
+    frequency: float | None = Field(
+        None, description="Share of resamples of items and masks that select it; null if there were none."
+    )
+    p: float | None = Field(
+        None,
+        description="P-value of the test that it costs the task the least effect alone, and more than the controls; "
+        "null if it was not tested.",
+    )
+    q: float | None = Field(None, description="The same, adjusted for all candidates of all tasks; null if untested.")
 
 
 class TaskFinding(_File):
@@ -69,10 +78,13 @@ class TaskFinding(_File):
     )
     items: int = Field(description="Search items.")
     tests_a_head: float = Field(description="Smallest number of different masks that knock out a head.")
-    requests: int = Field(description="Masked search requests spent on this task, pilot and naming included.")
+    requests: int = Field(description="Masked search requests spent on this task, pilot, tests and naming included.")
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
     fit: float = Field(description="Correlation of predicted and measured damage on held-back masks.")
+    fit_p: float | None = Field(
+        None, description="P-value of that correlation against shuffled masks; null if there were no permutations."
+    )
 
 
 class HeadsFile(_File):
@@ -84,6 +96,10 @@ class HeadsFile(_File):
     heads: int = Field(description="Query heads a layer.")
     kv_heads: int = Field(description="Key/value heads a layer.")
     solver: str = Field(description="The solver.")
+    selected_by: Literal["tests", "knockoffs", "naming"] = Field(
+        "naming", description="What decided which candidates the naming could try; naming: nothing did."
+    )
+    error_rate: float | None = Field(None, description="Error rate of tests or knockoffs; null where there were none.")
     tasks: dict[str, TaskFinding] = Field(description="Findings by task.")
     universal: list[str] = Field(
         description="Heads that hurt nearly every capability, worst first; named only where one stands out."

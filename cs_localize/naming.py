@@ -102,9 +102,7 @@ class Naming:
             )
         tried = [*self.passed_over, *self.idle]
         if not self.kept:
-            return (
-                f"none of the first {len(tried)} of the ranking takes away accuracy without taking it from the controls"
-            )
+            return f"none of the heads tried ({len(tried)}) takes away accuracy without taking it from the controls"
         why = (
             f"zeroed together they take the accuracy on {len(self.target)} search items "
             f"from {self.curve[0]:.0%} to {self.curve[-1]:.0%}"

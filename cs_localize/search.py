@@ -1,4 +1,4 @@
-"""The search: pilot, design, measurement and recovery of every task's heads, on search items alone."""
+"""The search: pilot, design, measurement, recovery and tests of every task's heads, on search items alone."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from cs_localize.naming import Naming, name_heads, start_naming
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import (
     EffectIntervals,
+    Solver,
     SpecificityResult,
     bootstrap_intervals,
+    fit_above_chance,
     heads_in_order,
     held_back_fit,
     make_solver,
     rank_heads,
+    selection_frequencies,
     specificity,
     universal_heads,
 )
 from cs_localize.seeds import stream
+from cs_localize.selection import Selection, TestedHead, check_items, select_candidates
 
 _FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
 
@@ -44,7 +48,7 @@ class SearchResult:
         candidates: by task, the named heads, then the others among the first of the ranking.
         universal: heads that hurt nearly every task, worst first.
         fragile: layers the design spared.
-        designs: by task, every masked request but those of the naming, the pilot's first.
+        designs: by task, every masked request but those of tests and naming, the pilot's first.
         table: the outcomes of the designs.
         warnings: what a reader should know.
     """
@@ -92,6 +96,7 @@ class Search:
             MeasurementError: if an outcome cannot be measured.
             SolverError: if the solver reaches no solution.
         """
+        check_items(self._counts, self.config.select)
         pilots = self._pilots()
         _check_masks(self._designs((), pilots))  # before anything is measured
         baseline = self._baseline()
@@ -107,14 +112,31 @@ class Search:
         ranking = heads_in_order(order, self.shape, table.tasks)
         first = max(self.config.select.candidates, self.config.confirm.curve)
         candidates = {task: heads[:first] for task, heads in ranking.items()}
+        selection = select_candidates(
+            table,
+            {task: len(design) for task, design in pilots.items()},
+            self._rates(fragile),
+            candidates,
+            self._counts,
+            self.relatives,
+            self.config.select,
+            solver.get_params()["floor"],
+            self.config.seed,
+            lambda alone, stage: self._table(alone, baseline, stage),
+        )
         namings = {
             task: start_naming(
-                task, candidates[task], self.items, controls_of(task, self.items, self.relatives), self.config.select
+                task,
+                selection.offered[task],
+                self.items,
+                controls_of(task, self.items, self.relatives),
+                self.config.select,
             )
             for task in table.tasks
         }
         name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
         fit = held_back_fit(table, solver, stream(self.config.seed, "fit"))
+        fit_p, frequency = self._sureness(table, solver)
         findings = {}
         for number, task in enumerate(table.tasks):
             heads = np.array([self.shape.index(head) for head in candidates[task]])
@@ -122,11 +144,24 @@ class Search:
             intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
             findings[task] = TaskFinding(
                 named=[str(head) for head in namings[task].kept],
-                reason=namings[task].reason(self.config.select),
+                reason=selection.reason(
+                    task, namings[task].reason(self.config.select), self.config.select.error_rate, fit_p[task]
+                ),
                 search_curve=namings[task].curve,
-                **self._spending(table, baseline[task], designs[task], namings[task]),
-                ranking=_ranked(self.shape, number, table.tasks, order[number], effects, contrast, intervals),
+                **self._spending(table, baseline[task], designs[task], namings[task], selection),
+                ranking=_ranked(
+                    self.shape,
+                    number,
+                    table.tasks,
+                    order[number],
+                    effects,
+                    contrast,
+                    intervals,
+                    frequency,
+                    selection.tested[task],
+                ),
                 fit=float(fit[number]),
+                fit_p=fit_p[task],
             )
         coverage = {task: design.coverage() for task, design in designs.items()}
         return SearchResult(
@@ -139,6 +174,26 @@ class Search:
             table,
             tuple(f"{task}: {covered.warning}" for task, covered in coverage.items() if covered.warning),
         )
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {task: len(items) for task, items in self.items.items()}
+
+    def _rates(self, fragile: Sequence[int]) -> NDArray[np.float64]:
+        design = self.config.design
+        return inclusion_rates(self.shape, design.density, fragile, design.fragile_density)
+
+    def _sureness(
+        self, table: MeasurementTable, solver: Solver
+    ) -> tuple[dict[str, float | None], NDArray[np.float64] | None]:
+        """By task the p-value of the fit, and ``[n_tasks, n_heads]`` selection frequencies, where they are wished."""
+        select, seed = self.config.select, self.config.seed
+        fit_p: dict[str, float | None] = dict.fromkeys(table.tasks)
+        if select.permutations:
+            p = fit_above_chance(table, solver, stream(seed, "fit"), select.permutations)
+            fit_p = dict(zip(table.tasks, p.tolist(), strict=True))
+        resampled = stream(seed, "stability")
+        return fit_p, selection_frequencies(table, solver, select.resamples, resampled) if select.resamples else None
 
     def _baseline(self) -> dict[str, list[Outcome]]:
         requests = [self.measurer.request(item, Ablation()) for items in self.items.values() for item in items]
@@ -169,7 +224,7 @@ class Search:
     def _designs(self, fragile: Sequence[int], pilots: Mapping[str, Design]) -> dict[str, Design]:
         """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
         design = self.config.design
-        rates = inclusion_rates(self.shape, design.density, fragile, design.fragile_density)
+        rates = self._rates(fragile)
         whole = {}
         for task, items in self.items.items():
             spent = len(pilots[task]) if pilots else 0
@@ -214,7 +269,12 @@ class Search:
         )
 
     def _spending(
-        self, table: MeasurementTable, unablated: Sequence[Outcome], design: Design, naming: Naming
+        self,
+        table: MeasurementTable,
+        unablated: Sequence[Outcome],
+        design: Design,
+        naming: Naming,
+        selection: Selection,
     ) -> dict[str, Any]:
         rows = table.rows_of(naming.task)
         return {
@@ -222,9 +282,12 @@ class Search:
             "baseline_accuracy": float(np.mean([outcome.correct for outcome in unablated])),
             "items": len(unablated),
             "tests_a_head": design.coverage().tests_min,
-            "requests": len(rows) + naming.requests,
+            "requests": len(rows) + selection.requests[naming.task] + naming.requests,
             "baseline_requests": len(unablated) + naming.baseline_requests,
-            "tokens": int(table.tokens[rows].sum()) + naming.tokens + sum(outcome.tokens for outcome in unablated),
+            "tokens": int(table.tokens[rows].sum())
+            + selection.tokens[naming.task]
+            + naming.tokens
+            + sum(outcome.tokens for outcome in unablated),
         }
 
 
@@ -251,6 +314,8 @@ def _ranked(
     effects: NDArray[np.float64],
     contrast: SpecificityResult,
     intervals: EffectIntervals,
+    frequency: NDArray[np.float64] | None,
+    tested: Mapping[Head, TestedHead],
 ) -> list[RankedHead]:
     known = {int(head): column for column, head in enumerate(intervals.heads)}
     ranked = []
@@ -261,7 +326,7 @@ def _ranked(
             # The solver's estimates are shrunk: right for ranking, too small to quote.
             effect = float(intervals.effect[number, column])
             bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
-        control = int(contrast.control[number, position])
+        control, test = int(contrast.control[number, position]), tested.get(shape.head(position))
         ranked.append(
             RankedHead(
                 head=str(shape.head(position)),
@@ -270,6 +335,9 @@ def _ranked(
                 specificity=float(contrast.strongest[number, position]),
                 specificity_mean=float(contrast.mean[number, position]),
                 strongest_control=tasks[control] if control >= 0 else None,
+                frequency=None if frequency is None else float(frequency[number, position]),
+                p=test.p if test else None,
+                q=test.q if test else None,
             )
         )
     return ranked

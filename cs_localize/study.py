@@ -122,6 +122,8 @@ class Study:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             solver=self._config.solver.name,
+            selected_by=self._config.select.by,
+            error_rate=None if self._config.select.by == "naming" else self._config.select.error_rate,
             tasks=found.findings,
             universal=[str(head) for head in found.universal],
             fragile_layers=list(found.fragile),

@@ -34,6 +34,7 @@ def planted(**changes: object) -> dict[str, Any]:
             "planted": {"shape": {"layers": 12, "heads": 8, "kv_heads": 4, "head_dim": 64, "ffn": 256}},
         },
         "design": {"requests": 600},
+        "select": {"by": "tests", "resamples": 5, "permutations": 4},
         "confirm": {"random_draws": 3, "bootstrap": 200},
         "crosscheck": {"enabled": False},
     }

@@ -94,6 +94,13 @@ def test_what_is_no_mapping_is_refused_with_an_example(data: object) -> None:
         ("select", "share", 1.01),
         ("select", "limit", 0),
         ("select", "bootstrap", -1),
+        ("select", "by", "luck"),
+        ("select", "error_rate", 0),
+        ("select", "error_rate", 1),
+        ("select", "resamples", -1),
+        ("select", "permutations", -1),
+        ("select", "tests", {"items": 1}),
+        ("select", "tests", {"least_effect": -0.1}),
         ("confirm", "random_draws", -1),
         ("confirm", "random_on", "controls"),
         ("confirm", "bootstrap", 99),
@@ -147,6 +154,13 @@ def test_more_heads_cannot_be_named_than_are_candidates() -> None:
     assert refusal({**MINIMAL, "select": {"limit": 11}}) == "'select': limit (11) cannot exceed candidates (10)"
 
 
+@pytest.mark.parametrize("design", [{}, {"kind": "bernoulli", "unit": "block"}])
+def test_knockoffs_are_for_masks_drawn_independently_for_every_request(design: dict[str, str]) -> None:
+    message = refusal({**MINIMAL, "select": {"by": "knockoffs"}, "design": design})
+    assert "set design.kind to bernoulli and design.unit to request, or select.by to tests" in message
+    assert parse_study({**MINIMAL, "select": {"by": "knockoffs"}, "design": {"kind": "bernoulli"}})
+
+
 def test_a_study_cannot_be_changed_once_validated() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse_study(MINIMAL).__setattr__("seed", 3)
@@ -171,7 +185,7 @@ def test_every_option_has_a_description() -> None:
                 sections.append(inner)
             elif not (field.description or "").endswith("."):
                 bare.append(f"{section.__name__}.{name}")
-    assert len(sections) == 8
+    assert len(sections) == 9
     assert bare == []
 
 

@@ -66,7 +66,7 @@ def test_nothing_is_named_where_no_candidate_does_damage() -> None:
     naming = named(World({}), [STRONG, WEAK])
 
     assert naming.kept == []
-    assert naming.reason(SELECT).startswith("none of the first 2")
+    assert naming.reason(SELECT).startswith("none of the heads tried (2)")
 
 
 def test_no_more_heads_are_named_than_the_limit_and_the_reason_says_so() -> None:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from cs_localize.ablate.conditions import AblationGrid, Condition
 from cs_localize.ablate.effects import SUMMARY_COLUMNS, ConditionEffect, effect_on
 from cs_localize.config import EngineConfig
-from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
 from cs_localize.findings import new_file
 from cs_localize.folder import make_folder
@@ -24,6 +23,7 @@ from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import holm
 from cs_localize.session import open_session
 
 _CHUNK = 20_000  # requests measured, written and forgotten at a time

@@ -11,12 +11,13 @@ import numpy as np
 
 from cs_localize.config import ConfirmConfig
 from cs_localize.confirm.answers import BASELINE, Answers, Cell, ask, controls_of
-from cs_localize.confirm.stats import Flags, contrast, holm, mcnemar_exact, wilson
+from cs_localize.confirm.stats import Flags, contrast, mcnemar_exact, wilson
 from cs_localize.errors import UsageError
 from cs_localize.findings import ConfirmFile, Drop, RandomHeads
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Measurer, Request
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import holm
 from cs_localize.seeds import stream
 
 log = logging.getLogger(__name__)

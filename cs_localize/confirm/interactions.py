@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
 from cs_localize.config import ConfirmConfig
-from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
 from cs_localize.findings import HeadPair, Interactions, PairKind
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Measurer
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import holm
 from cs_localize.seeds import stream
 
 ROOM = 0.75

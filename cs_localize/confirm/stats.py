@@ -124,31 +124,6 @@ def mcnemar_exact(b01: int, b10: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Holm's step-down correction of a family of p-values (Holm, 1979).
-
-    Of m values in increasing order, counted from 0, the i-th becomes the largest ``(m - j) p_j`` of all ``j <= i``, at
-    most 1.
-
-    Args:
-        p: ``[m]`` p-values in any order.
-
-    Returns:
-        ``[m]`` corrected values in the same order.
-
-    Raises:
-        UsageError: if there are none, or one is not a p-value.
-    """
-    p = np.asarray(p, dtype=np.float64)
-    if p.ndim != 1 or not len(p) or not np.all((p >= 0) & (p <= 1)):
-        raise UsageError("Holm's correction needs at least one p-value, all of them from 0 to 1")
-    order = np.argsort(p, kind="stable")
-    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    corrected = np.empty_like(p)
-    corrected[order] = np.minimum(stepped, 1.0)
-    return corrected
-
-
 def _resampled_drops(baseline: Flags, ablated: Flags, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Mean drop of every resample of the items, ``[draws]``."""
     _check_pair(baseline, ablated)

@@ -40,6 +40,9 @@ class PlantedOptions:
         floor: no score falls below minus this, in nats.
         noise: standard deviation of the score's noise, in nats; that of bfloat16 by default.
         delay_s: seconds every call of ``measure`` sleeps; changes no outcome.
+        universal_spread: how much a universal head's size differs from task to task (standard deviation of its
+            logarithm).
+        without: tasks that get no heads of their own, no backup and no group.
     """
 
     tasks: tuple[str, ...]
@@ -54,6 +57,8 @@ class PlantedOptions:
     floor: float = 10.0
     noise: float = 0.03
     delay_s: float = 0.0
+    universal_spread: float = 0.2
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
@@ -62,8 +67,15 @@ class PlantedOptions:
             raise UsageError("the planted engine needs n_specific of at least 1 and n_universal of at least 0")
         if min(self.strongest, self.decay, self.floor) <= 0:
             raise UsageError("the planted engine needs strongest, decay and floor above 0")
-        if min(self.universal, self.background, self.variation, self.noise, self.delay_s) < 0:
+        sizes = (self.universal, self.universal_spread, self.background, self.variation, self.noise, self.delay_s)
+        if min(sizes) < 0:
             raise UsageError("the planted engine's sizes and delay_s must not be negative")
+        if not set(self.without) <= set(self.tasks):
+            raise UsageError("the planted engine's 'without' lists tasks that are not in 'tasks'")
+
+
+_LATER = {name: PlantedOptions.__dataclass_fields__[name].default for name in ("universal_spread", "without")}
+"""Options that came after outcomes had been recorded: at these values they have no place in a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,11 @@ class PlantedEngine:
         self._latents: dict[tuple[str, str], _Latent] = {}
         self._requests = 0
         self._closed = False
-        settings = {name: value for name, value in asdict(options).items() if name != "delay_s"}
+        settings = {
+            name: value
+            for name, value in asdict(options).items()
+            if name != "delay_s" and not (name in _LATER and value == _LATER[name])
+        }
         content = json.dumps({**settings, "tasks": self._tasks, "shape": asdict(shape)}, sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         self.fingerprint = f"planted/{VERSION} seed={options.seed} {shape.layers}x{shape.heads} {digest}"
@@ -123,14 +139,15 @@ class PlantedEngine:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise UsageError(f"the planted engine has no option '{unknown[0]}'; it has {', '.join(known)}")
-        tasks = options.get("tasks")
-        if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
-            raise UsageError("the planted engine needs 'tasks', a list of task names")
+        lists = {"tasks": options.get("tasks"), "without": options.get("without", ())}
+        for name, tasks in lists.items():
+            if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+                raise UsageError(f"the planted engine needs '{name}', a list of task names")
         for name, value in options.items():
             whole = isinstance(known[name].default, int)
-            if name != "tasks" and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
+            if name not in lists and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
                 raise UsageError(f"the planted engine's '{name}' must be a {'whole ' if whole else ''}number")
-        return cls(shape, PlantedOptions(**{**options, "tasks": tuple(tasks)}))
+        return cls(shape, PlantedOptions(**{**options, **{name: tuple(tasks or ()) for name, tasks in lists.items()}}))
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> PlantedEngine:
@@ -165,12 +182,14 @@ class PlantedEngine:
         self._closed = True
 
     def truth(self, task: str) -> dict[Head, float]:
-        """The heads specific to a task with their damage in nats, strongest first. For tests.
+        """The heads specific to a task with their damage in nats, strongest first; a task may have none. For tests.
 
         Raises:
             UsageError: if the task is not planted.
         """
         row = self._row(task)
+        if task in self._options.without:
+            return {}
         effects = self._plant.effects[row]
         heads = sorted(self._plant.specific[row], key=lambda head: -effects[head])
         return {self.shape.head(head): float(effects[head]) for head in heads}
@@ -180,7 +199,7 @@ class PlantedEngine:
         return tuple(self.shape.head(h) for h in sorted(self._plant.universal))
 
     def backup(self, task: str) -> Head:
-        """The head that matters to a task only once its strongest specific head is gone. For tests."""
+        """The head that matters to a task only once its strongest specific head is gone, if it has one. For tests."""
         return self.shape.head(self._plant.backups[self._row(task)])
 
     def group(self) -> tuple[Head, ...]:
@@ -209,6 +228,8 @@ class PlantedEngine:
     def _damage(self, row: int, latent: _Latent, ablation: Ablation) -> float:
         gone = {self.shape.index(head): min(1.0, abs(1.0 - scale)) for head, scale in ablation.heads}
         damage = float(sum(latent.effects[h] * share for h, share in gone.items()))
+        if self._tasks[row] in self._options.without:
+            return damage
         primary, backup = int(self._plant.specific[row, 0]), int(self._plant.backups[row])
         size = self._options.strongest * latent.scale
         damage += 0.5 * size * gone.get(primary, 0.0) * gone.get(backup, 0.0)
@@ -259,7 +280,8 @@ def _plant(shape: ModelShape, options: PlantedOptions) -> _Plant:
     chosen = rng.permutation(free)[:wanted].reshape(tasks, options.n_specific + 1)
     effects = rng.laplace(0.5 * options.background, options.background, (tasks, shape.n_heads))
     sizes = options.universal * options.decay ** (0.5 * np.arange(options.n_universal))
-    effects[:, universal] += sizes * np.exp(rng.normal(0.0, 0.2, (tasks, options.n_universal)))
-    for row, heads in enumerate(chosen):
-        effects[row, heads[:-1]] += options.strongest * options.decay ** np.arange(options.n_specific)
+    effects[:, universal] += sizes * np.exp(rng.normal(0.0, options.universal_spread, (tasks, options.n_universal)))
+    for row, (task, heads) in enumerate(zip(sorted(options.tasks), chosen, strict=True)):
+        if task not in options.without:
+            effects[row, heads[:-1]] += options.strongest * options.decay ** np.arange(options.n_specific)
     return _Plant(universal, chosen[:, :-1], chosen[:, -1], group, effects)

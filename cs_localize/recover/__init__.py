@@ -3,6 +3,7 @@
 from cs_localize.recover.convex import ConvexSolver
 from cs_localize.recover.count import adds_specific_damage
 from cs_localize.recover.evidence import EffectIntervals, bootstrap_intervals, held_back_fit
+from cs_localize.recover.knockoffs import KnockoffSelection, knockoff_selection
 from cs_localize.recover.lasso import LassoSolver
 from cs_localize.recover.naive import MarginalSolver, RidgeSolver
 from cs_localize.recover.omp import OmpSolver
@@ -15,27 +16,34 @@ from cs_localize.recover.specificity import (
     specificity,
     universal_heads,
 )
-from cs_localize.recover.stability import fit_above_chance, selection_frequencies
+from cs_localize.recover.stability import expected_null_selections, fit_above_chance, selection_frequencies
+from cs_localize.recover.testing import SingleHeadTests, holm, single_head_tests
 
 __all__ = [
     "SOLVERS",
     "ConvexSolver",
     "EffectIntervals",
+    "KnockoffSelection",
     "LassoSolver",
     "MarginalSolver",
     "OmpSolver",
     "RidgeSolver",
     "SaturatingSolver",
+    "SingleHeadTests",
     "Solver",
     "SpecificityResult",
     "adds_specific_damage",
     "bootstrap_intervals",
+    "expected_null_selections",
     "fit_above_chance",
     "heads_in_order",
     "held_back_fit",
+    "holm",
+    "knockoff_selection",
     "make_solver",
     "rank_heads",
     "selection_frequencies",
+    "single_head_tests",
     "specificity",
     "universal_heads",
 ]

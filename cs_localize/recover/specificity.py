@@ -48,17 +48,24 @@ def specificity(
     scaled = _in_spreads(effects)
     strongest, mean = scaled.copy(), scaled.copy()
     control = np.full(scaled.shape, -1, dtype=np.int64)
-    for row, task in enumerate(tasks):
-        others = [
-            other
-            for other, name in enumerate(tasks)
-            if other != row and name not in relatives.get(task, ()) and task not in relatives.get(name, ())
-        ]
+    for row, others in enumerate(controls_by_row(tasks, relatives)):
         if others:
             strongest[row] -= scaled[others].max(axis=0)
             mean[row] -= scaled[others].mean(axis=0)
             control[row] = np.array(others)[scaled[others].argmax(axis=0)]
     return SpecificityResult(strongest, mean, control)
+
+
+def controls_by_row(tasks: Sequence[str], relatives: Mapping[str, Collection[str]]) -> list[list[int]]:
+    """For every task the positions of its controls among them; see ``specificity``."""
+    return [
+        [
+            other
+            for other, name in enumerate(tasks)
+            if other != row and name not in relatives.get(task, ()) and task not in relatives.get(name, ())
+        ]
+        for row, task in enumerate(tasks)
+    ]
 
 
 def universal_heads(effects: NDArray[np.float64], threshold: float = 2.0, share: float = 0.8) -> NDArray[np.int64]:

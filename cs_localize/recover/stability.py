@@ -23,10 +23,8 @@ def selection_frequencies(
     """How often every head is selected when items and masks are drawn again (stability selection).
 
     A resample keeps a random share of a task's items and the same share of its masks, root one half, so half of the
-    rows on average; a head is selected where its effect is above 0 and among the largest ``most`` of the task. With
-    such halves, at most ``most**2 / ((2 * f - 1) * n_heads)`` heads without an effect are expected among those with a
-    frequency of at least f > 0.5, if such heads are exchangeable and the solver selects them no more readily than the
-    others (Meinshausen and Bühlmann, 2010).
+    rows on average; a head is selected where its effect is above 0 and among the largest ``most`` of the task.
+    ``expected_null_selections`` says what that bounds.
 
     Args:
         table: the outcomes.
@@ -55,6 +53,25 @@ def selection_frequencies(
         np.put_along_axis(leading, np.argsort(-effects, axis=1, kind="stable")[:, :most], True, axis=1)
         counts += leading & (effects > 0)
     return counts / resamples
+
+
+def expected_null_selections(frequency: float, n_heads: int, most: int = 10) -> float:
+    """Most heads without an effect to be expected among those selected at least so often.
+
+    ``most**2 / ((2 * f - 1) * n_heads)`` for resamples of half the data, if heads without an effect are exchangeable
+    and the solver selects them no more readily than the others (Meinshausen and Bühlmann, 2010).
+
+    Args:
+        frequency: f, above 0.5 and at most 1.
+        n_heads: heads of the model.
+        most: as for ``selection_frequencies``.
+
+    Raises:
+        UsageError: if the frequency is out of range.
+    """
+    if not 0.5 < frequency <= 1:
+        raise UsageError(f"there is no bound at a frequency of {frequency}; choose one above 0.5 and at most 1")
+    return most**2 / ((2 * frequency - 1) * n_heads)
 
 
 def fit_above_chance(

@@ -26,17 +26,19 @@ from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
 from cs_localize.report.numbers import count, fixed, percent
+from cs_localize.report.sureness import often_selected
 
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """Heat map, ranking and knockout curve of one task; the curve is None where none was measured."""
+    """Heat map, ranking and knockout curve of one task; the curve is None where none was measured, ``often`` empty."""
 
     task: str
     named: list[str]
     reason: str
     heatmap: Markup
     ranking: list[tables.RankingRow]
+    often: str
     curve: Markup | None
     has_controls: bool
 
@@ -112,6 +114,7 @@ def _task_figures(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> T
         reason=finding.reason,
         heatmap=Markup(heatmap(heads, task)),
         ranking=tables.ranking_rows(heads, task),
+        often=often_selected(finding),
         curve=Markup(drawn) if drawn else None,
         has_controls=bool(controls),
     )

@@ -9,6 +9,7 @@ from cs_localize.findings import ConfirmFile, CrosscheckFile, HeadsFile
 from cs_localize.report.headline import headline
 from cs_localize.report.losses import task_loss
 from cs_localize.report.numbers import MINUS, MISSING, percent, points
+from cs_localize.report.sureness import sureness
 
 WIDTH = 100
 
@@ -36,6 +37,7 @@ def summary_lines(
     lines.append("")
     if confirm:
         lines += _wrapped("Accuracy before and after the named heads are zeroed; controls and random in points lost.")
+    lines += _sure(heads)
     if heads.universal:
         lines += _wrapped(f"Universal heads, named for no task: {' '.join(heads.universal)}")
     for found in (crosscheck.tasks if crosscheck else {}).values():
@@ -55,6 +57,18 @@ def _task_lines(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> lis
     name = task if len(task) <= _WIDTHS[0] else f"{task[: _WIDTHS[0] - 3]}..."
     first, *rest = textwrap.wrap(" ".join(heads.tasks[task].named), _WIDTHS[1]) or ["none"]
     return [_line([name, first, accuracy, controls, random]), *(_line(["", more, "", "", ""]) for more in rest)]
+
+
+def _sure(heads: HeadsFile) -> list[str]:
+    """One sentence on the named heads, and one on every task that has none."""
+    q, frequency = sureness(heads.tasks.values())
+    known = [f"q {q} by tests of each head alone"] if q != MISSING else []
+    known += [f"selected in {frequency} of resamples"] if frequency != MISSING else []
+    lines = _wrapped(f"Named heads: {', '.join(known)}.") if known else []
+    for task, finding in heads.tasks.items():
+        if not finding.named:
+            lines += _wrapped(f"{task}: {finding.reason}.")
+    return lines
 
 
 def _line(values: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from cs_localize.report.numbers import (
     span,
     spread,
 )
+from cs_localize.report.sureness import sureness
 from cs_localize.report.svg import side, strength
 
 SIGNIFICANT = 0.05
@@ -77,6 +78,8 @@ class ResultRow:
     task: str
     named: list[str]
     reason: str
+    q: str
+    frequency: str
     before: str
     items: str
     after: str
@@ -101,6 +104,8 @@ class RankingRow:
     specificity: str
     specificity_mean: str
     strongest_control: str
+    q: str
+    frequency: str
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class FitRow:
     score: str
     tests: str
     fit: str
+    fit_p: str
 
 
 def result_rows(heads: HeadsFile, confirm: ConfirmFile | None) -> list[ResultRow]:
@@ -215,6 +221,8 @@ def ranking_rows(heads: HeadsFile, task: str) -> list[RankingRow]:
             specificity=spread(entry.specificity),
             specificity_mean=spread(entry.specificity_mean),
             strongest_control=entry.strongest_control or MISSING,
+            q=MISSING if entry.q is None else p_value(entry.q),
+            frequency=MISSING if entry.frequency is None else percent(entry.frequency),
         )
         for entry in shown
     ]
@@ -286,6 +294,7 @@ def fit_rows(heads: HeadsFile) -> list[FitRow]:
             score=nats(finding.baseline_score),
             tests=fixed(finding.tests_a_head, 0 if finding.tests_a_head == round(finding.tests_a_head) else 1),
             fit=ratio(finding.fit),
+            fit_p=MISSING if finding.fit_p is None else p_value(finding.fit_p),
         )
         for task, finding in heads.tasks.items()
     ]
@@ -296,10 +305,13 @@ def _result_row(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> Res
     loss = task_loss(confirm, task)
     contrast = loss.contrast if loss else None
     random = loss.random if loss else None
+    q, frequency = sureness([finding])
     return ResultRow(
         task=task,
         named=finding.named,
         reason=finding.reason,
+        q=q,
+        frequency=frequency,
         before=percent(confirm.baseline[task]) if confirm else MISSING,
         items=f"n = {count(confirm.items[task])}" if confirm else "",
         after=percent(loss.drop.accuracy) if loss else MISSING,

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from cs_localize.config import ConfirmConfig
 from cs_localize.confirm.heads import confirm_heads, random_heads
-from cs_localize.confirm.stats import holm
 from cs_localize.errors import UsageError
 from cs_localize.findings import dump_file
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.protocol import Request
 from cs_localize.outcomes import Outcome
+from cs_localize.recover import holm
 from tests.confirm.builders import (
     HELD_OUT,
     NAMED,

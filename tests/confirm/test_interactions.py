@@ -9,12 +9,12 @@ import pytest
 
 from cs_localize.config import ConfirmConfig
 from cs_localize.confirm import head_interactions
-from cs_localize.confirm.stats import holm
 from cs_localize.findings import HeadPair, Interactions
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
 from cs_localize.outcomes import Item, Outcome
+from cs_localize.recover import holm
 
 SHAPE = ModelShape(layers=12, heads=8, kv_heads=4, head_dim=16, ffn=64)
 TASKS = ("a", "b")

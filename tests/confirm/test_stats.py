@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from cs_localize.confirm.stats import (
     contrast,
-    holm,
     mcnemar_exact,
     mean_drop,
     paired_bootstrap,
@@ -130,25 +129,6 @@ def test_mcnemar_is_the_two_sided_binomial_test_of_the_discordant_items(b01: int
     assert mcnemar_exact(b01, b10) == mcnemar_exact(b10, b01)
 
 
-def test_holm_corrects_a_worked_example() -> None:
-    corrected = holm(np.array([0.01, 0.04, 0.03, 0.005]))
-    np.testing.assert_allclose(corrected, [0.03, 0.06, 0.06, 0.02])
-
-
-@repeatable
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.001, 0.999))
-def test_holm_rejects_what_stepping_down_by_hand_rejects(p: list[float], level: float) -> None:
-    rejected = set()
-    for step, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        if p[index] * (len(p) - step) > level:
-            break
-        rejected.add(index)
-    corrected = holm(np.array(p))
-    assert {i for i, value in enumerate(corrected) if value <= level} == rejected
-    assert np.all(corrected >= p)
-    assert np.all(corrected <= 1)
-
-
 def test_spread_leaves_out_a_fortieth_at_each_end() -> None:
     assert spread([float(i) for i in range(41)]) == pytest.approx((1.0, 39.0))
 
@@ -166,9 +146,6 @@ def test_spread_leaves_out_a_fortieth_at_each_end() -> None:
         lambda none, rng: wilson(0, 0),
         lambda none, rng: wilson(3, 2),
         lambda none, rng: mcnemar_exact(-1, 3),
-        lambda none, rng: holm(np.array([])),
-        lambda none, rng: holm(np.array([0.5, float("nan")])),
-        lambda none, rng: holm(np.array([1.5])),
     ],
 )
 def test_data_that_allow_no_statistic_are_refused_in_one_line(call: object) -> None:

@@ -70,6 +70,25 @@ def test_a_kv_group_matters_more_together_than_its_heads_do_one_by_one() -> None
     assert abs(mean_damage(engine, "capitals", group)) < 0.05, "the group belongs to the first task by name"
 
 
+def test_a_task_without_heads_is_hurt_by_universal_heads_alone_and_leaves_the_other_tasks_as_they_are() -> None:
+    with_all, engine = engine_of(background=0.0), engine_of(background=0.0, without=["antonyms"])
+    assert engine.truth("antonyms") == {}
+    own = [*with_all.truth("antonyms"), with_all.backup("antonyms"), *with_all.group()]
+    assert mean_damage(with_all, "antonyms", own) > 3
+    assert abs(mean_damage(engine, "antonyms", own)) < 0.05
+    assert mean_damage(engine, "antonyms", list(engine.universal())) > 3
+    assert engine.truth("plurals") == with_all.truth("plurals")
+    asked = [request("plurals", n, Ablation.of(with_all.truth("plurals"))) for n in range(5)]
+    assert engine.measure(asked) == with_all.measure(asked)
+
+
+def test_universal_heads_without_a_spread_matter_to_all_tasks_alike() -> None:
+    engine = engine_of(background=0.0, universal_spread=0.0, decay=1.0, variation=0.0)
+    for head in engine.universal():
+        damage = [mean_damage(engine, task, [head]) for task in TASKS]
+        assert max(damage) - min(damage) < 0.2 * max(damage)
+
+
 def test_damage_saturates_at_the_floor() -> None:
     outcomes = engine_of(floor=6.0).measure(
         [request("antonyms", number, Ablation.of(SMALL_REAL.all_heads())) for number in range(20)]
@@ -149,6 +168,13 @@ def test_the_fingerprint_tells_seeds_shapes_and_sizes_apart_but_not_delays_or_th
     assert engine_of(tasks=list(reversed(TASKS))).fingerprint == engine_of().fingerprint
 
 
+def test_options_at_the_values_outcomes_were_recorded_with_leave_the_fingerprint_as_it_was() -> None:
+    assert engine_of().fingerprint == "planted/1 seed=0 30x9 6fe9d04a8cbd429c"
+    assert engine_of(universal_spread=0.2, without=[]).fingerprint == engine_of().fingerprint
+    assert engine_of(universal_spread=0.1).fingerprint != engine_of().fingerprint
+    assert engine_of(without=["plurals"]).fingerprint != engine_of().fingerprint
+
+
 def test_a_spec_with_plain_json_options_loads_the_same_engine() -> None:
     settings = json.loads(json.dumps({"tasks": list(TASKS), "seed": 3}))
     spec = EngineSpec("planted", "", "planted", SMALL_REAL, settings=settings, resources={"delay_s": 0.0})
@@ -173,6 +199,9 @@ def test_a_spec_with_plain_json_options_loads_the_same_engine() -> None:
         ({"tasks": ["a"], "floor": 0}, "above 0"),
         ({"tasks": ["a"], "noise": -1}, "must not be negative"),
         ({"tasks": ["a"], "n_specific": 300}, "270 heads are too few"),
+        ({"tasks": ["a"], "universal_spread": -1}, "must not be negative"),
+        ({"tasks": ["a"], "without": "a"}, "needs 'without', a list of task names"),
+        ({"tasks": ["a"], "without": ["b"]}, "'without' lists tasks that are not in 'tasks'"),
     ],
 )
 def test_impossible_options_are_usage_errors(options: dict[str, object], message: str) -> None:

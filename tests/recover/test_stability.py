@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from cs_localize.errors import UsageError
-from cs_localize.recover import LassoSolver, fit_above_chance, make_solver, selection_frequencies, stability
+from cs_localize.recover import (
+    LassoSolver,
+    expected_null_selections,
+    fit_above_chance,
+    make_solver,
+    selection_frequencies,
+    stability,
+)
 from tests.recover.builders import SMALL_REAL
 from tests.recover.test_refinements import TASKS, planted
 from tests.recover.test_solvers import TRUE, additive_table
@@ -23,6 +30,14 @@ def test_heads_that_matter_are_selected_nearly_always_and_others_rarely() -> Non
         assert row[heads[0]] >= 0.9
         null = [h for h in range(SMALL_REAL.n_heads) if h not in heads and h not in universal]
         assert row[null].mean() < 0.05
+
+
+def test_the_bound_on_null_selections_is_that_of_meinshausen_and_buehlmann() -> None:
+    assert expected_null_selections(0.75, 270) == pytest.approx(100 / (0.5 * 270))
+    assert expected_null_selections(1.0, 100, most=5) == 0.25
+    for frequency in (0.5, 1.1, float("nan")):
+        with pytest.raises(UsageError, match="no bound at a frequency of"):
+            expected_null_selections(frequency, 270)
 
 
 def test_a_dense_solver_selects_no_more_heads_than_allowed() -> None:

@@ -136,6 +136,13 @@ def test_an_effect_edited_far_down_the_ranking_is_found_in_the_page(tmp_path: Pa
     assert f"{data['tasks']['plurals']['ranking'][150]['head']}: effect {MINUS}0.432 nats" in rendered(folder)
 
 
+def test_the_page_shows_q_and_frequency_of_named_heads_and_what_to_expect_of_heads_without_an_effect(html: str) -> None:
+    assert "<td>0.034<small>96.7%</small></td>" in html
+    assert "1 head selected in at least 75.0% of the resamples" in html
+    assert "at most 0.74 of them would be expected there: a yardstick, not a promise" in html
+    assert "adjusted for all candidates of all tasks (Benjamini-Hochberg), and must not exceed 0.1" in html
+
+
 def test_every_named_and_universal_head_is_in_the_page(html: str) -> None:
     words = Page(html).words
     for head in {head for named in NAMED.values() for head in named} | set(UNIVERSAL):

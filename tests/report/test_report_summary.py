@@ -86,3 +86,22 @@ def test_a_study_in_which_nothing_held_says_so() -> None:
 )
 def test_each_kind_of_number_is_written_by_one_rule(written: str, expected: str) -> None:
     assert written == expected
+
+
+def test_the_summary_says_how_sure_the_named_heads_are_and_why_a_task_has_none() -> None:
+    heads = heads_file()
+    none = heads.tasks["counting"].model_copy(update={"reason": "no localized heads: none passed"})
+    text = " ".join(summary_lines(heads.model_copy(update={"tasks": heads.tasks | {"counting": none}})))
+    assert "Named heads: q 0.034 by tests of each head alone, selected in 96.7% of resamples." in text
+    assert "counting: no localized heads: none passed." in text
+
+
+def test_findings_without_tests_and_resamples_say_nothing_of_how_sure_they_are() -> None:
+    heads = heads_file()
+    bare = {"p": None, "q": None, "frequency": None}
+    tasks = {
+        task: found.model_copy(update={"ranking": [entry.model_copy(update=bare) for entry in found.ranking]})
+        for task, found in heads.tasks.items()
+    }
+    text = " ".join(summary_lines(heads.model_copy(update={"tasks": tasks})))
+    assert "Named heads:" not in text
