@@ -24,7 +24,10 @@ def stage_costs(planned: Planned, rate: Rate | None = None) -> list[Stage]:
         rate: for the durations.
     """
     config = planned.config
-    stages = [_baseline(planned), *_masked_search(planned), _naming(planned)]
+    stages = [_baseline(planned), *_masked_search(planned)]
+    if config.select.by == "tests":
+        stages.append(_testing(planned))
+    stages.append(_naming(planned))
     if config.confirm.enabled:
         stages.append(_confirmation(planned))
         if config.confirm.interactions:
@@ -71,6 +74,19 @@ def _masked_search(planned: Planned) -> list[Stage]:
         return _stage(name, {task: _cost(planned, "score", [part], []) for task, part in asked.items()})
 
     return [*([stage("pilot", pilot)] if pilot else []), stage("search", design.requests - pilot)]
+
+
+def _testing(planned: Planned) -> Stage:
+    """Every candidate alone; one that two tasks share is asked once."""
+    select, search = planned.config.select, planned.search
+    candidates = min(select.candidates, planned.shape.n_heads)
+    tasks = {}
+    for task, items in search.items():
+        controls = planned.controls(task, search)
+        each = -(-select.tests.control_items // len(controls)) if controls else 0
+        asked = [items[: select.tests.items], *(search[name][:each] for name in controls)]
+        tasks[task] = _cost(planned, "score", [(part, candidates) for part in asked], [])
+    return _stage("testing", tasks, at_most=True)
 
 
 def _naming(planned: Planned) -> Stage:

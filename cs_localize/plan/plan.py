@@ -82,7 +82,9 @@ def plan_study(
 def _generator(planned: Planned, pilot: MeasurementTable | None) -> tuple[PlantedOptions | None, str]:
     """What to plant, and what that assumes in one sentence; nothing where the model has too few heads."""
     given = planned.config.engine.planted if planned.config.engine.name == "planted" else {}
-    known = {name: value for name, value in given.items() if name not in ("shape", "tasks", "seed", "delay_s")}
+    known = {
+        name: value for name, value in given.items() if name not in ("shape", "tasks", "without", "seed", "delay_s")
+    }
     generator = fitting(PlantedOptions(tuple(planned.search), **known), planned.shape)
     if generator is None:
         return None, f"{planned.shape.n_heads} heads are too few to plant some for each task, so nothing is simulated"

@@ -10,6 +10,8 @@ from cs_localize.plan.costs import stage_costs
 from cs_localize.study import run_study
 from tests.plan.builders import planned, planned_config, with_prompts
 
+SEARCHING = ("pilot", "search", "testing", "naming")
+
 
 def costs(study: Planned, rate: Rate | None = None) -> dict[str, tuple[int, int]]:
     return {stage.name: (stage.total.masked, stage.total.unablated) for stage in stage_costs(study, rate)}
@@ -18,7 +20,16 @@ def costs(study: Planned, rate: Rate | None = None) -> dict[str, tuple[int, int]
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"controls": ["counting"], "confirm__curve_on": "target", "confirm__random_on": "target", "select__limit": 1}],
+    [
+        {},
+        {
+            "controls": ["counting"],
+            "confirm__curve_on": "target",
+            "confirm__random_on": "target",
+            "select__limit": 1,
+            "select__by": "naming",
+        },
+    ],
     ids=["all tasks", "target alone"],
 )
 def test_the_planned_requests_are_what_a_study_spends_exactly_or_at_most(
@@ -36,19 +47,19 @@ def test_the_planned_requests_are_what_a_study_spends_exactly_or_at_most(
     for name in exact:
         assert stages[name].total.tokens == pytest.approx(counts[name]["measured_tokens"], rel=0.01)
     counts["confirmation"] = {field: counts["confirm"][field] + counts["noise"][field] for field in ("asked", "tokens")}
-    for name in ("naming", "confirmation", "interactions"):
+    for name in stages.keys() - exact.keys():
         total = stages[name].total
         assert 0 < counts[name]["asked"] <= total.masked + total.unablated
         assert counts[name]["tokens"] <= total.tokens
     for task, finding in result.heads.tasks.items():
-        assert finding.requests <= sum(stages[name].tasks[task].masked for name in ("pilot", "search", "naming"))
+        assert finding.requests <= sum(stages[name].tasks[task].masked for name in SEARCHING if name in stages)
 
 
 def test_what_is_switched_off_costs_nothing() -> None:
-    assert list(costs(planned())) == ["baseline", "pilot", "search", "naming", "confirmation", "interactions"]
-    assert list(costs(planned(confirm__enabled=False, design__pilot={"requests_a_layer": 0}))) == [
-        "baseline", "search", "naming"
-    ]  # fmt: skip
+    whole = ["baseline", "pilot", "search", "testing", "naming", "confirmation", "interactions"]
+    assert list(costs(planned(select__by="tests"))) == whole
+    part = {"select__by": "naming", "confirm__enabled": False, "design__pilot": {"requests_a_layer": 0}}
+    assert list(costs(planned(**part))) == ["baseline", "search", "naming"]
 
 
 def test_tokens_are_those_of_the_items_and_generated_answers_count_at_their_longest() -> None:
