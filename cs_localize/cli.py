@@ -17,6 +17,7 @@ from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate, listed
 from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
+from cs_localize.plan_verb import add_plan
 from cs_localize.submit_verb import add_job_verbs
 
 _LONGEST = 1500  # characters of a message
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, help="the study's folder (default: runs/ and the file's name)")
     _add_set(run)
     run.set_defaults(run=_run)
+
+    add_plan(verbs)
 
     sweep = verbs.add_parser("sweep", help="run a grid of studies: models x task sets x methods on one ledger")
     sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")

@@ -59,6 +59,27 @@ class StageCount:
     measured_tokens: int = 0
 
 
+def item_request(
+    encoder: ItemEncoder, spec: EngineSpec, item: Item, ablation: Ablation, mode: Mode = "score"
+) -> Request:
+    """The request for one item under one ablation, tokenized.
+
+    Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller tokens
+    and to tell it from a longer one, and no more for a broken model to ramble in.
+
+    Raises:
+        UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
+            context, the model lacks a head or neuron of the ablation, or it needs means that are not measured.
+    """
+    prompt_ids, answer_ids = encoder.encode(item)
+    max_tokens = 2 * len(answer_ids) + 2
+    if mode == "generate":
+        check_length(item, len(prompt_ids) + max_tokens, encoder.context)
+    request = Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, means=spec.means)
+    check_ablation(request, spec.shape, spec.means)
+    return request
+
+
 class LedgerMeasurer:
     """The ``Measurer`` of a study: what the ledger holds is not asked again, what comes back is recorded at once.
 
@@ -114,22 +135,8 @@ class LedgerMeasurer:
             self._stack.close()
 
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
-        """The request for one item under one ablation, tokenized.
-
-        Generating stops two tokens after twice the reference answer's length: room to spell the answer in smaller
-        tokens and to tell it from a longer one, and no more for a broken model to ramble in.
-
-        Raises:
-            UsageError: naming the item, if its answer's tokens do not continue the prompt's, it is longer than the
-                context, the model lacks a head or neuron of the ablation, or it needs means that are not measured.
-        """
-        prompt_ids, answer_ids = self._encoder.encode(item)
-        max_tokens = 2 * len(answer_ids) + 2
-        if mode == "generate":
-            check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
-        request = Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, means=self._spec.means)
-        check_ablation(request, self._spec.shape, self._spec.means)
-        return request
+        """The request for one item under one ablation, tokenized; see ``item_request``."""
+        return item_request(self._encoder, self._spec, item, ablation, mode)
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         """Answers all requests, in their order; what the ledger holds is not asked again.
