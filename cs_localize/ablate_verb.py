@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cs_localize.errors import UsageError
 
-_ENGINES = ("vllm", "hf")
+if TYPE_CHECKING:
+    from cs_localize.config import DataConfig
+
+ENGINES = ("vllm", "hf")
+"""Engines that answer for a real model."""
 
 
 def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,6 +27,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
     ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")
+    add_data(ablate)
     ablate.add_argument("--limit", type=int, help="most items a task")
     ablate.add_argument(
         "--seed",
@@ -29,7 +35,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         default=0,
         help="of random controls and items; --heads-from keeps the study's items",
     )
-    ablate.add_argument("--engine", choices=_ENGINES, help="who answers (default: vllm, or as in --heads-from)")
+    ablate.add_argument("--engine", choices=ENGINES, help="who answers (default: vllm, or as in --heads-from)")
     ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
     ablate.add_argument(
         "--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder or --out)"
@@ -66,6 +72,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         engine=EngineConfig(name=arguments.engine or "vllm", workers=arguments.workers),
         ledger=arguments.ledger or home() / "ledger",
         samples=arguments.log_samples,
+        data=own_data(arguments.data),
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
     return 0
@@ -84,12 +91,14 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         raise UsageError("--tasks names no task; 'cs-localize tasks' lists them")
     engine = EngineConfig()
     if arguments.heads_from is not None:
+        if arguments.data is not None:
+            raise UsageError("--data goes with --heads; --heads-from knows the own tasks of its study")
         study = of_study(arguments.heads_from)
         model, heads, engine = arguments.model or study.study.model, study.heads, study.engine
         items = study.held_out(tasks, arguments.limit)
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
-        items = held_out(tasks, arguments.seed, arguments.limit)
+        items = held_out(tasks, arguments.seed, arguments.limit, data=own_data(arguments.data))
     changes = {"name": arguments.engine, "workers": arguments.workers}
     result = ablation_grid(
         model,
@@ -110,6 +119,20 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"\nrows: {result.rows}\nsummary: {result.summary}")
     return 0
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """Adds the option that makes the tasks of the user's own known to a command that takes no study file."""
+    parser.add_argument(
+        "--data", type=Path, metavar="STUDY.yaml", help="study file whose 'data:' has the tasks of your own"
+    )
+
+
+def own_data(study: Path | None) -> dict[str, DataConfig]:
+    """The tasks of the user's own that a study file names; none without one."""
+    from cs_localize.config import load_study
+
+    return {} if study is None else load_study(study).data
 
 
 def listed(text: str) -> list[str]:

@@ -19,6 +19,7 @@ from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
 from cs_localize.plan_verb import add_plan
 from cs_localize.submit_verb import add_job_verbs
+from cs_localize.tasks_verb import add_tasks
 
 _LONGEST = 1500  # characters of a message
 
@@ -104,8 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_job_verbs(verbs)
 
-    tasks = verbs.add_parser("tasks", help="list the tasks")
-    tasks.set_defaults(run=_tasks)
+    add_tasks(verbs)
     models = verbs.add_parser("models", help="list the built-in models")
     models.set_defaults(run=_models)
 
@@ -177,15 +177,6 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
     result = crosscheck_study(arguments.study, tasks)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
-    return 0
-
-
-def _tasks(arguments: argparse.Namespace) -> int:
-    from cs_localize.tasks import get_task, task_names
-
-    for name in task_names():
-        task = get_task(name)
-        print(f"{name:<12} {len(task.questions):>5} questions   {task.description}")
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -214,12 +216,32 @@ class CrosscheckConfig(_Section):
     )
 
 
+class DataConfig(_Section):
+    """Where a task of the user's own comes from."""
+
+    file: str = Field(
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        description="JSON Lines with 'prompt' and 'answer', or a Python file with a function marked @questions; "
+        "relative to the study file.",
+    )
+    template: str = Field("{text}", description="How a prompt is put, with {text} in its place; the answer follows.")
+    shots: int = Field(0, ge=0, description="First questions of the file, shown solved before each and not asked.")
+    relatives: tuple[str, ...] = Field((), description="Tasks so close to it that they must not act as its control.")
+
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
 class StudyConfig(_Section):
     """One study: a model, its capabilities, and how they are localized."""
 
     model: str = Field(min_length=1, description="A directory, a hub id or a built-in model name.")
     tasks: tuple[str, ...] = Field(min_length=1, description="Capabilities to localize; each controls the others.")
     controls: tuple[str, ...] = Field((), description="Tasks that are only measured, at confirmation.")
+    data: dict[str, DataConfig] = Field(
+        default_factory=dict, description="Tasks of your own by name: a file, or 'file' and options."
+    )
     search_items: int | None = Field(None, ge=1, description="Search items a task. Default: half of its items.")
     held_out_items: int | None = Field(None, ge=1, description="Held-out items a task. Default: the other half.")
     seed: int = Field(0, ge=0, description="Seed of splits, masks and resamples.")
@@ -235,6 +257,16 @@ class StudyConfig(_Section):
     select: SelectConfig = SelectConfig()
     confirm: ConfirmConfig = ConfirmConfig()
     crosscheck: CrosscheckConfig = CrosscheckConfig()
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _files_by_name(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} does not do as a name; take letters, digits, '.', '_' and '-'")
+        return {name: {"file": given} if isinstance(given, str) else given for name, given in value.items()}
 
     @field_validator("tasks", "controls")
     @classmethod
@@ -267,6 +299,14 @@ class StudyConfig(_Section):
             raise ValueError("crosscheck.tasks names a task twice")
         return self
 
+    def located(self, folder: Path) -> StudyConfig:
+        """The study with the files of its own tasks as absolute paths; relative ones are in the given folder."""
+        at = {
+            name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
+            for name, data in self.data.items()
+        }
+        return self.model_copy(update={"data": at})
+
 
 def parse_study(data: object, source: str = "study") -> StudyConfig:
     """Validates a study.
@@ -292,7 +332,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
     Raises:
         UsageError: if the file is missing, is not YAML or does not describe a study.
     """
-    return parse_study(read_options(path, overrides), str(path))
+    return parse_study(read_options(path, overrides), str(path)).located(path.parent)
 
 
 def dump_study(study: StudyConfig) -> str:

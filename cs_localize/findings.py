@@ -30,10 +30,11 @@ class Provenance(_File):
     model_fingerprint: str = Field(description="Hash of the model's files.")
     seed: int = Field(description="Seed of splits, masks and resamples.")
     packages: dict[str, str] = Field(description="Versions of the packages the measurement depends on.")
+    data: dict[str, str] = Field({}, description="Tasks of the user's own, by name: hash of questions and format.")
 
-    def current(self, engine: str) -> bool:
-        """Whether this version of the package found it, with the engine of that fingerprint."""
-        return self.version == __version__ and self.engine == engine
+    def current(self, engine: str, data: dict[str, str]) -> bool:
+        """Whether this version of the package found it, with the engine of that fingerprint and those own tasks."""
+        return self.version == __version__ and (self.engine, self.data) == (engine, data)
 
 
 class RankedHead(_File):

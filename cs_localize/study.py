@@ -40,7 +40,7 @@ from cs_localize.report import write_report
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
-from cs_localize.tasks import Task, get_task
+from cs_localize.tasks import Task, content_hash, find_tasks
 
 
 def run_study(
@@ -66,7 +66,7 @@ def run_study(
         opened = session(progress) if session else own_session(config, out, tuple(tasks), progress)
         with opened as current:
             # Under the ledger's lock: a second run into this folder has no say in it.
-            clear_folder(config, out, current.spec)
+            clear_folder(config, out, current.spec, data_hashes(config, tasks))
             study = Study(config, out, tasks, current, progress)
             found = study.search()
             study.write_heads(found, command)
@@ -139,6 +139,7 @@ class Study:
                 model_fingerprint=spec.model_fingerprint,
                 seed=self._config.seed,
                 packages=package_versions(),
+                data=data_hashes(self._config, self._tasks),
             ),
         )
         heads = write_file(self._out / "heads.json", heads)
@@ -261,11 +262,16 @@ def check_study(config: StudyConfig) -> dict[str, Task]:
     Raises:
         UsageError: if there is no such task, or the method or the engine cannot do what is asked.
     """
-    tasks = {name: get_task(name) for name in (*config.tasks, *config.controls)}
+    tasks = find_tasks((*config.tasks, *config.controls), config.data)
     make_method(config)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
     return tasks
+
+
+def data_hashes(config: StudyConfig, tasks: Mapping[str, Task]) -> dict[str, str]:
+    """Hashes of the tasks of the user's own among some tasks, by name."""
+    return {name: content_hash(task) for name, task in tasks.items() if name in config.data}
 
 
 def own_session(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cs_localize.config import EngineConfig, StudyConfig, load_study
+from cs_localize.config import DataConfig, EngineConfig, StudyConfig, load_study
 from cs_localize.errors import UsageError
 from cs_localize.findings import HeadsFile, read_file
 from cs_localize.outcomes import Item
-from cs_localize.tasks import get_task
+from cs_localize.tasks import find_tasks
 
 _MEAN_ITEMS = 32  # of each task
 
@@ -37,7 +37,7 @@ class StudyHeads:
     def held_out(self, tasks: Sequence[str] = (), limit: int | None = None) -> dict[str, tuple[Item, ...]]:
         """Items that its search did not see, by task; without names, of all its tasks and controls."""
         study = self.study
-        return held_out(tasks or self.tasks, study.seed, limit, study.search_items, study.held_out_items)
+        return held_out(tasks or self.tasks, study.seed, limit, study.search_items, study.held_out_items, study.data)
 
 
 def of_study(folder: Path) -> StudyHeads:
@@ -69,8 +69,9 @@ def held_out(
     limit: int | None = None,
     search_items: int | None = None,
     held_out_items: int | None = None,
+    data: Mapping[str, DataConfig] | None = None,
 ) -> dict[str, tuple[Item, ...]]:
-    """The held-out items of a study with this seed and these sizes, at most ``limit`` a task.
+    """The held-out items of a study with this seed, these sizes and these own tasks, at most ``limit`` a task.
 
     Raises:
         UsageError: if there is no such task, none is named, or a number makes no sense.
@@ -82,10 +83,12 @@ def held_out(
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
     return {
-        name: get_task(name).split(seed, search_items, held_out_items).held_out[:limit] for name in dict.fromkeys(tasks)
+        name: task.split(seed, search_items, held_out_items).held_out[:limit]
+        for name, task in find_tasks(tasks, data or {}).items()
     }
 
 
-def mean_items(tasks: Sequence[str], seed: int = 0) -> tuple[Item, ...]:
+def mean_items(tasks: Sequence[str], seed: int = 0, data: Mapping[str, DataConfig] | None = None) -> tuple[Item, ...]:
     """Items on whose prompts the means of heads are measured: of each task the first 32 search items with this seed."""
-    return tuple(item for name in dict.fromkeys(tasks) for item in get_task(name).split(seed).search[:_MEAN_ITEMS])
+    known = find_tasks(tuple(dict.fromkeys(tasks)), data or {})
+    return tuple(item for task in known.values() for item in task.split(seed).search[:_MEAN_ITEMS])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
 from cs_localize.ablate.items import held_out, mean_items
-from cs_localize.config import EngineConfig
+from cs_localize.config import DataConfig, EngineConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
@@ -28,6 +28,7 @@ def ablate(
     engine: EngineConfig | None = None,
     ledger: Path,
     samples: Path | None = None,
+    data: Mapping[str, DataConfig] | None = None,
 ) -> list[AblationEffect]:
     """Generates answers with and without an ablation and grades them with each task's own metric.
 
@@ -42,13 +43,14 @@ def ablate(
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes; what it holds is not measured again.
         samples: file that gets every answer as one JSON object a line.
+        data: where tasks of the user's own come from, by name.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had.
     """
     check_spelling(heads)
-    items = held_out(tasks, seed, limit)
-    measured_on = mean_items(tasks, seed) if asks_for_means(heads) else ()
+    items = held_out(tasks, seed, limit, data=data)
+    measured_on = mean_items(tasks, seed, data) if asks_for_means(heads) else ()
     if samples is not None:
         samples = _writable(samples)
     progress = Progress(None)

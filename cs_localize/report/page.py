@@ -26,6 +26,7 @@ from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
 from cs_localize.report.numbers import count, fixed, percent
+from cs_localize.report.published import published, published_rows
 from cs_localize.report.sureness import often_selected
 
 
@@ -90,6 +91,8 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         matrix=tables.matrix_rows(heads, confirm, columns) if confirm else [],
         drops=tables.drop_rows(confirm) if confirm else [],
         pairs=tables.pair_rows(confirm) if confirm else [],
+        beside=published_rows(heads, confirm) if confirm else [],
+        published=published(),
         figures=[_task_figures(heads, confirm, task) for task in heads.tasks],
         figure_width=heatmap_size(heads)[0],
         universal=tables.universal_rows(heads),
