@@ -41,11 +41,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cs_localize.baselines import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, by_specificity
 from cs_localize.design import Design, draw_design, inclusion_rates
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
+from cs_localize.methods import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, by_specificity
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import make_solver, selection_frequencies
 from processes import positive

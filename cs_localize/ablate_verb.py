@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cs_localize.errors import UsageError
 
-_ENGINES = ("vllm", "hf")
+if TYPE_CHECKING:
+    from cs_localize.config import DataConfig
+
+ENGINES = ("vllm", "hf")
+"""Engines that answer for a real model."""
 
 
 def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,13 +21,16 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     ablate.add_argument("--model", help="a directory, a hub id or a built-in model (default: that of --heads-from)")
     given = ablate.add_mutually_exclusive_group(required=True)
     given.add_argument(
-        "--heads", help="such as L4H2,L7H0=0.5,L3N120; L4G1 is a KV group, L4 a layer; no factor means 0"
+        "--heads",
+        help="such as L4H2,L7H0=0.5,L9H1=mean,L3N120; L4G1 is a KV group, L4 a layer; no factor means 0, and mean puts "
+        "a head's mean over search items in its place",
     )
     given.add_argument("--heads-from", type=Path, metavar="STUDY", help="the heads named in a finished study's folder")
     ablate.add_argument("--tasks", help="task names with commas between (default: those of --heads-from)")
     ablate.add_argument(
         "--include-path", metavar="DIR", help="your own YAML tasks of lm-eval (default: as in --heads-from)"
     )
+    add_data(ablate)
     ablate.add_argument("--limit", type=int, help="most items a task")
     ablate.add_argument(
         "--seed",
@@ -30,7 +38,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         default=0,
         help="of random controls and items; --heads-from keeps the study's items",
     )
-    ablate.add_argument("--engine", choices=_ENGINES, help="who answers (default: vllm, or as in --heads-from)")
+    ablate.add_argument("--engine", choices=ENGINES, help="who answers (default: vllm, or as in --heads-from)")
     ablate.add_argument("--workers", type=int, help="engines (default: one a GPU, or up to two on a CPU)")
     ablate.add_argument(
         "--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder or --out)"
@@ -68,6 +76,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         ledger=arguments.ledger or home() / "ledger",
         samples=arguments.log_samples,
         lm_eval=LmEvalConfig(include_path=arguments.include_path),
+        data=own_data(arguments.data),
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
     return 0
@@ -87,15 +96,18 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         raise UsageError("--tasks names no task; 'cs-localize tasks' lists them")
     engine = EngineConfig()
     if arguments.heads_from is not None:
+        if arguments.data is not None:
+            raise UsageError("--data goes with --heads; --heads-from knows the own tasks of its study")
         study = of_study(arguments.heads_from)
         model, heads, engine = arguments.model or study.study.model, study.heads, study.engine
         own = {"include_path": arguments.include_path} if arguments.include_path is not None else {}
         options = study.study.lm_eval.model_copy(update=own)
-        known = load_tasks(tasks or study.tasks, options, model, engine)
+        known = load_tasks(tasks or study.tasks, options, model, engine, study.study.data)
         items = study.held_out(known, arguments.limit)
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
-        known = load_tasks(tasks, LmEvalConfig(include_path=arguments.include_path), model, engine)
+        options = LmEvalConfig(include_path=arguments.include_path)
+        known = load_tasks(tasks, options, model, engine, own_data(arguments.data))
         items = held_out(known, arguments.seed, arguments.limit)
     changes = {"name": arguments.engine, "workers": arguments.workers}
     result = ablation_grid(
@@ -118,6 +130,20 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"\nrows: {result.rows}\nsummary: {result.summary}")
     return 0
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """Adds the option that makes the tasks of the user's own known to a command that takes no study file."""
+    parser.add_argument(
+        "--data", type=Path, metavar="STUDY.yaml", help="study file whose 'data:' has the tasks of your own"
+    )
+
+
+def own_data(study: Path | None) -> dict[str, DataConfig]:
+    """The tasks of the user's own that a study file names; none without one."""
+    from cs_localize.config import load_study
+
+    return {} if study is None else load_study(study).data
 
 
 def listed(text: str) -> list[str]:

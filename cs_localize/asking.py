@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cs_localize.config import EngineConfig, LmEvalConfig, StudyConfig
+from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig, StudyConfig
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
 from cs_localize.measure.protocol import Measurer
 from cs_localize.measure.tokens import Encoder, ItemError
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
-from cs_localize.tasks import Capability, get_task
+from cs_localize.tasks import Capability, find_tasks
 
 _WRONG = "answered wrongly by the unmodified model, so that it has no answer of its own"
 
@@ -39,14 +39,21 @@ class Asked:
         ]
 
 
-def load_tasks(names: Iterable[str], options: LmEvalConfig, model: str, engine: EngineConfig) -> dict[str, Capability]:
+def load_tasks(
+    names: Iterable[str],
+    options: LmEvalConfig,
+    model: str,
+    engine: EngineConfig,
+    data: Mapping[str, DataConfig] | None = None,
+) -> dict[str, Capability]:
     """Tasks by name.
 
     Args:
-        names: of built-in tasks, or of lm-evaluation-harness's.
-        options: how the latter are asked and graded.
+        names: of built-in tasks, of the user's own, or of lm-evaluation-harness's.
+        options: how the last are asked and graded.
         model: the model whose chat template they may want.
         engine: what answers.
+        data: where the user's own come from, by name.
 
     Raises:
         UsageError: if there is no such task, it cannot be asked, or the model has no chat template where one is wanted.
@@ -56,7 +63,7 @@ def load_tasks(names: Iterable[str], options: LmEvalConfig, model: str, engine: 
         if engine.name == "planted":
             raise UsageError("the planted engine has no chat template; set lm_eval.chat_template to false")
         chat = Encoder(resolve(model).path, engine.trust_remote_code).chat
-    return {name: get_task(name, options, chat) for name in dict.fromkeys(names)}
+    return find_tasks(names, data or {}, options, chat)
 
 
 def ask_items(config: StudyConfig, tasks: Mapping[str, Capability], measurer: Measurer) -> Asked:

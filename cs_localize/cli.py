@@ -17,7 +17,9 @@ from cs_localize import __version__
 from cs_localize.ablate_verb import add_ablate, listed
 from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
+from cs_localize.plan_verb import add_plan
 from cs_localize.submit_verb import add_job_verbs
+from cs_localize.tasks_verb import add_tasks
 
 _LONGEST = 1500  # characters of a message
 
@@ -85,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_set(run)
     run.set_defaults(run=_run)
 
+    add_plan(verbs)
+
     sweep = verbs.add_parser("sweep", help="run a grid of studies: models x task sets x methods on one ledger")
     sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")
     sweep.add_argument("--out", type=Path, help="the grid's folder (default: runs/ and the file's name)")
@@ -101,8 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_job_verbs(verbs)
 
-    tasks = verbs.add_parser("tasks", help="list the tasks")
-    tasks.set_defaults(run=_tasks)
+    add_tasks(verbs)
     models = verbs.add_parser("models", help="list the built-in models")
     models.set_defaults(run=_models)
 
@@ -174,14 +177,6 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
     result = crosscheck_study(arguments.study, tasks)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
-    return 0
-
-
-def _tasks(arguments: argparse.Namespace) -> int:
-    from cs_localize.tasks import registered_tasks
-
-    for task in registered_tasks():
-        print(f"{task.name:<12} {len(task.questions):>5} questions   {task.description}")
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -100,6 +102,20 @@ class PilotConfig(_Section):
 
     requests_a_layer: int = Field(2, ge=0, description="Requests a layer and task; 0 turns the pilot off.")
     heads_a_mask: int = Field(3, ge=1, description="Heads of the layer knocked out together.")
+
+
+class MethodConfig(_Section):
+    """How the heads are localized; a bare name stands for the method with its defaults."""
+
+    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "random"] = Field(
+        "sparse", description="The method; sparse has the sections design and solver for its options."
+    )
+    options: _Options = Field(default_factory=dict, description="Its parameters; see the method's docstring.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class DesignConfig(_Section):
@@ -227,12 +243,32 @@ class LmEvalConfig(_Section):
         return self
 
 
+class DataConfig(_Section):
+    """Where a task of the user's own comes from."""
+
+    file: str = Field(
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        description="JSON Lines with 'prompt' and 'answer', or a Python file with a function marked @questions; "
+        "relative to the study file.",
+    )
+    template: str = Field("{text}", description="How a prompt is put, with {text} in its place; the answer follows.")
+    shots: int = Field(0, ge=0, description="First questions of the file, shown solved before each and not asked.")
+    relatives: tuple[str, ...] = Field((), description="Tasks so close to it that they must not act as its control.")
+
+
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
 class StudyConfig(_Section):
     """One study: a model, its capabilities, and how they are localized."""
 
     model: str = Field(min_length=1, description="A directory, a hub id or a built-in model name.")
     tasks: tuple[str, ...] = Field(min_length=1, description="Capabilities to localize; each controls the others.")
     controls: tuple[str, ...] = Field((), description="Tasks that are only measured, at confirmation.")
+    data: dict[str, DataConfig] = Field(
+        default_factory=dict, description="Tasks of your own by name: a file, or 'file' and options."
+    )
     search_items: int | None = Field(None, ge=1, description="Search items a task. Default: half of its items.")
     held_out_items: int | None = Field(None, ge=1, description="Held-out items a task. Default: the other half.")
     seed: int = Field(0, ge=0, description="Seed of splits, masks and resamples.")
@@ -243,11 +279,22 @@ class StudyConfig(_Section):
     )
     lm_eval: LmEvalConfig = LmEvalConfig()
     engine: EngineConfig = EngineConfig()
+    method: MethodConfig = MethodConfig()
     design: DesignConfig = DesignConfig()
     solver: SolverConfig = SolverConfig()
     select: SelectConfig = SelectConfig()
     confirm: ConfirmConfig = ConfirmConfig()
     crosscheck: CrosscheckConfig = CrosscheckConfig()
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _files_by_name(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} does not do as a name; take letters, digits, '.', '_' and '-'")
+        return {name: {"file": given} if isinstance(given, str) else given for name, given in value.items()}
 
     @field_validator("tasks", "controls")
     @classmethod
@@ -264,6 +311,8 @@ class StudyConfig(_Section):
             raise ValueError(
                 f"{', '.join(both)} is both in tasks and in controls; a task of the study is a control already"
             )
+        if self.select.by == "knockoffs" and self.method.name != "sparse":
+            raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
         if self.select.by == "knockoffs" and (self.design.kind, self.design.unit) != ("bernoulli", "request"):
             raise ValueError(
                 "knockoffs need masks drawn independently for every request; set design.kind to bernoulli and "
@@ -277,6 +326,14 @@ class StudyConfig(_Section):
         if len(set(self.crosscheck.tasks or ())) < len(self.crosscheck.tasks or ()):
             raise ValueError("crosscheck.tasks names a task twice")
         return self
+
+    def located(self, folder: Path) -> StudyConfig:
+        """The study with the files of its own tasks as absolute paths; relative ones are in the given folder."""
+        at = {
+            name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
+            for name, data in self.data.items()
+        }
+        return self.model_copy(update={"data": at})
 
 
 def parse_study(data: object, source: str = "study") -> StudyConfig:
@@ -303,7 +360,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
     Raises:
         UsageError: if the file is missing, is not YAML or does not describe a study.
     """
-    return parse_study(read_options(path, overrides), str(path))
+    return parse_study(read_options(path, overrides), str(path)).located(path.parent)
 
 
 def dump_study(study: StudyConfig) -> str:

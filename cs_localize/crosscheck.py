@@ -11,7 +11,7 @@ from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.folder import StudyResult, load_result
 from cs_localize.heads import Head
 from cs_localize.measure.progress import Progress
-from cs_localize.study import Study, check_study, own_session
+from cs_localize.study import Study, check_study, data_hashes, own_session
 
 
 def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResult:
@@ -49,9 +49,10 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
         with own_session(config, out, known, progress) as session:
             if load_result(out) != finished:  # it was read before the ledger was locked
                 raise CsLocalizeError(f"{out} was changed by another run meanwhile; ask again")
-            if not finished.heads.provenance.current(session.spec.fingerprint):
+            if not finished.heads.provenance.current(session.spec.fingerprint, data_hashes(config, known)):
                 raise UsageError(
-                    f"{out} was measured by another model, engine or version than there is now; run the study again"
+                    f"{out} was measured by another model, engine or version, or on other data, than there is now; "
+                    "run the study again"
                 )
             named = {task: tuple(map(Head.parse, found.named)) for task, found in finished.heads.tasks.items()}
             study = Study(config, out, known, session, progress)

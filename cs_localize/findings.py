@@ -30,24 +30,31 @@ class Provenance(_File):
     model_fingerprint: str = Field(description="Hash of the model's files.")
     seed: int = Field(description="Seed of splits, masks and resamples.")
     packages: dict[str, str] = Field(description="Versions of the packages the measurement depends on.")
+    data: dict[str, str] = Field({}, description="Tasks of the user's own, by name: hash of questions and format.")
 
-    def current(self, engine: str) -> bool:
-        """Whether this version of the package found it, with the engine of that fingerprint."""
-        return self.version == __version__ and self.engine == engine
+    def current(self, engine: str, data: dict[str, str]) -> bool:
+        """Whether this version of the package found it, with the engine of that fingerprint and those own tasks."""
+        return self.version == __version__ and (self.engine, self.data) == (engine, data)
 
 
 class RankedHead(_File):
     """One head in the ranking of a task."""
 
     head: str = Field(description="The head, such as L16H21.")
-    effect: float = Field(
+    effect: float | None = Field(
+        None,
         description="Score lost when it is knocked out, in nats a request: refitted by least squares for a candidate, "
-        "the solver's shrunk estimate for the others."
+        "the solver's shrunk estimate for the others; of other methods than sparse, their estimate, or null.",
     )
-    interval: Interval | None = Field(description="95% bootstrap interval of the refit; null below the candidates.")
-    specificity: float = Field(description="Effect in spreads of this task, minus that of the control it hurts most.")
-    specificity_mean: float = Field(description="The same against the mean of the controls.")
-    strongest_control: str | None = Field(description="The control it hurts most; null where a task has none.")
+    interval: Interval | None = Field(
+        None, description="95% bootstrap interval of the refit; null below the candidates and for other methods."
+    )
+    specificity: float | None = Field(
+        None,
+        description="Effect in spreads of this task, minus that of the control it hurts most; null without effects.",
+    )
+    specificity_mean: float | None = Field(None, description="The same against the mean of the controls.")
+    strongest_control: str | None = Field(None, description="The control it hurts most; null where a task has none.")
     frequency: float | None = Field(
         None, description="Share of resamples of items and masks that select it; null if there were none."
     )
@@ -70,18 +77,21 @@ class TaskFinding(_File):
     search_curve: list[float] = Field(
         description="Accuracy on search items with the first k named heads zeroed, k = 0, 1, …."
     )
-    baseline_score: float = Field(
-        description="Mean log-probability of the reference answer on search items, unablated."
+    baseline_score: float | None = Field(
+        description="Mean log-probability of the reference answer on the search items that the method asked unablated; "
+        "null if it asked none."
     )
-    baseline_accuracy: float = Field(
-        description="Share of search items with every answer token ranked first, unablated."
-    )
+    baseline_accuracy: float | None = Field(description="Share of these with every answer token ranked first.")
     items: int = Field(description="Search items.")
-    tests_a_head: float = Field(description="Smallest number of different masks that knock out a head.")
+    tests_a_head: float | None = Field(
+        description="Smallest number of different masks that knock out a head; null for methods without masks."
+    )
     requests: int = Field(description="Masked search requests spent on this task, pilot, tests and naming included.")
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
-    fit: float = Field(description="Correlation of predicted and measured damage on held-back masks.")
+    fit: float | None = Field(
+        description="Correlation of predicted and measured damage on held-back masks; null for methods without masks."
+    )
     fit_p: float | None = Field(
         None, description="P-value of that correlation against shuffled masks; null if there were no permutations."
     )
@@ -108,7 +118,8 @@ class HeadsFile(_File):
     layers: int = Field(description="Decoder layers.")
     heads: int = Field(description="Query heads a layer.")
     kv_heads: int = Field(description="Key/value heads a layer.")
-    solver: str = Field(description="The solver.")
+    method: str = Field("sparse", description="How the heads were ranked.")
+    solver: str | None = Field(description="The solver; null for other methods than sparse.")
     selected_by: Literal["tests", "knockoffs", "naming"] = Field(
         "naming", description="What decided which candidates the naming could try; naming: nothing did."
     )

@@ -55,10 +55,16 @@ def make_folder(out: Path) -> None:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
 
 
-def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec) -> None:
+def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec, data: dict[str, str]) -> None:
     """Takes away the results of another study or engine that the folder may hold; its ledger stays useful.
 
     Otherwise a study that is interrupted would leave new heads beside the confirmation of the old ones.
+
+    Args:
+        config: the study.
+        out: its folder.
+        spec: its engine.
+        data: hashes of its tasks of the user's own, by name.
 
     Raises:
         UsageError: if the folder cannot be written.
@@ -66,7 +72,7 @@ def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec) -> None:
     text = dump_study(config)
     path = out / "study.yaml"
     try:
-        if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec):
+        if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec, data):
             for name in _RESULTS:
                 (out / name).unlink(missing_ok=True)
             write_text(path, text)
@@ -74,8 +80,8 @@ def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec) -> None:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
 
 
-def _heads_are_of(path: Path, spec: EngineSpec) -> bool:
+def _heads_are_of(path: Path, spec: EngineSpec, data: dict[str, str]) -> bool:
     try:
-        return read_file(path, HeadsFile).provenance.current(spec.fingerprint)
+        return read_file(path, HeadsFile).provenance.current(spec.fingerprint, data)
     except CsLocalizeError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from cs_localize.errors import UsageError
 
 _HEAD = re.compile(r"L(\d{1,9})H(\d{1,9})")
 _NEURON = re.compile(r"L(\d{1,9})N(\d{1,9})")
+_MEAN = "mean"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -144,10 +146,13 @@ class Ablation:
     Attributes:
         heads: pairs of a head and the factor its output is scaled by; 0 knocks it out.
         neurons: pairs of a neuron and the factor its activation is scaled by.
+        mean_heads: heads whose output is replaced by their mean over the prompts an engine was given for it. None of
+            them is among ``heads``.
     """
 
     heads: tuple[tuple[Head, float], ...] = ()
     neurons: tuple[tuple[Neuron, float], ...] = ()
+    mean_heads: tuple[Head, ...] = ()
 
     @classmethod
     def of(cls, heads: Iterable[Head] = (), neurons: Iterable[Neuron] = (), scale: float = 0.0) -> Ablation:
@@ -163,41 +168,60 @@ class Ablation:
         )
 
     @classmethod
+    def to_mean(cls, heads: Iterable[Head]) -> Ablation:
+        """Replaces the given heads by their means."""
+        return cls(mean_heads=tuple(sorted(set(heads))))
+
+    @classmethod
     def decode(cls, text: str) -> Ablation:
-        """Reads what ``encode`` wrote, and what a user types: ``L4H2,L7H0=0.5,L3N10``; no factor means 0.
+        """Reads what ``encode`` wrote, and what a user types: ``L4H2,L7H0=0.5,L9H1=mean,L3N10``; no factor means 0.
 
         Raises:
             UsageError: on a malformed entry or one given twice.
         """
         heads: dict[Head, float] = {}
         neurons: dict[Neuron, float] = {}
+        means: set[Head] = set()
         for entry in filter(None, (part.strip() for part in text.split(","))):
             name, _, factor = entry.partition("=")
-            try:
-                scale = float(factor) if factor else 0.0
-            except ValueError:
-                raise UsageError(f"'{entry}': the factor after '=' must be a number") from None
-            if scale != scale or scale in (float("inf"), float("-inf")):
-                raise UsageError(f"'{entry}': the factor after '=' must be finite")
             if _NEURON.fullmatch(name):
+                if factor == _MEAN:
+                    raise UsageError(f"'{entry}': a neuron can only be scaled; only heads are replaced by their mean")
                 neuron = Neuron.parse(name)
                 duplicate = neuron in neurons
-                neurons[neuron] = scale
+                neurons[neuron] = _scale(entry, factor)
             else:
+                scale = 0.0 if factor == _MEAN else _scale(entry, factor)
                 head = Head.parse(name)
-                duplicate = head in heads
-                heads[head] = scale
+                duplicate = head in heads or head in means
+                if factor == _MEAN:
+                    means.add(head)
+                else:
+                    heads[head] = scale
             if duplicate:
                 raise UsageError(f"{name} is given twice")
         return cls(
             heads=tuple(sorted((h, s) for h, s in heads.items() if s != 1.0)),
             neurons=tuple(sorted((n, s) for n, s in neurons.items() if s != 1.0)),
+            mean_heads=tuple(sorted(means)),
         )
 
     def encode(self) -> str:
         """Canonical text: equal ablations, and only those, have equal text. Empty for the baseline."""
-        entries = [*self.heads, *self.neurons]
-        return ",".join(f"{unit}" if scale == 0.0 else f"{unit}={scale!r}" for unit, scale in entries)
+        heads = [(head, _suffix(scale)) for head, scale in self.heads]
+        heads += [(head, f"={_MEAN}") for head in self.mean_heads]
+        neurons = [(neuron, _suffix(scale)) for neuron, scale in self.neurons]
+        return ",".join(f"{unit}{suffix}" for unit, suffix in [*sorted(heads), *neurons])
+
+    @property
+    def head_part(self) -> Ablation:
+        """The same without the neurons."""
+        return Ablation(heads=self.heads, mean_heads=self.mean_heads)
+
+    @property
+    def neuron_part(self) -> Ablation:
+        """The same without the heads."""
+        return Ablation(neurons=self.neurons)
 
     @cached_property
     def key(self) -> str:
@@ -207,14 +231,29 @@ class Ablation:
     @property
     def empty(self) -> bool:
         """Whether this is the baseline."""
-        return not self.heads and not self.neurons
+        return not (self.heads or self.neurons or self.mean_heads)
 
     def check(self, shape: ModelShape) -> None:
         """Raises UsageError if the model lacks one of the heads or neurons."""
-        for head, _ in self.heads:
+        for head in (*(head for head, _ in self.heads), *self.mean_heads):
             shape.check_head(head)
         for neuron, _ in self.neurons:
             shape.check_neuron(neuron)
 
     def __str__(self) -> str:
         return self.encode() or "none"
+
+
+def _suffix(scale: float) -> str:
+    return "" if scale == 0.0 else f"={scale!r}"
+
+
+def _scale(entry: str, factor: str) -> float:
+    """The factor of an entry; none means 0."""
+    try:
+        scale = float(factor) if factor else 0.0
+    except ValueError:
+        raise UsageError(f"'{entry}': the factor after '=' must be a number, or 'mean'") from None
+    if not math.isfinite(scale):
+        raise UsageError(f"'{entry}': the factor after '=' must be finite")
+    return scale

@@ -1,33 +1,28 @@
-"""The search: pilot, design, measurement, recovery and tests of every task's heads, on search items alone."""
+"""The search: a method ranks the heads, and the first that hold are named, on search items alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.config import StudyConfig
 from cs_localize.confirm.answers import controls_of
-from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
-from cs_localize.errors import UsageError
+from cs_localize.design import Design
 from cs_localize.findings import RankedHead, TaskFinding
-from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
+from cs_localize.methods import Localization, Method, measure_baseline, measure_designs
 from cs_localize.naming import Naming, name_heads, start_naming
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import (
     EffectIntervals,
-    Solver,
     SpecificityResult,
     bootstrap_intervals,
     fit_above_chance,
-    heads_in_order,
     held_back_fit,
-    make_solver,
-    rank_heads,
     selection_frequencies,
     specificity,
     universal_heads,
@@ -35,7 +30,8 @@ from cs_localize.recover import (
 from cs_localize.seeds import stream
 from cs_localize.selection import Selection, TestedHead, check_items, select_candidates
 
-_FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
+_FLOOR = 8.0
+"""Cap on the damage of one request in tests of single heads, in nats, for a method that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +40,35 @@ class SearchResult:
 
     Attributes:
         findings: by task.
-        ranking: by task, all heads, most specific first.
         candidates: by task, the named heads, then the others among the first of the ranking.
-        universal: heads that hurt nearly every task, worst first.
-        fragile: layers the design spared.
-        designs: by task, every masked request but those of tests and naming, the pilot's first.
-        table: the outcomes of the designs.
-        warnings: what a reader should know.
+        universal: heads that hurt nearly every task, worst first; none where the method estimates no effects.
+        localization: what the method found.
     """
 
     findings: dict[str, TaskFinding]
-    ranking: dict[str, tuple[Head, ...]]
     candidates: dict[str, tuple[Head, ...]]
     universal: tuple[Head, ...]
-    fragile: tuple[int, ...]
-    designs: dict[str, Design]
-    table: MeasurementTable
-    warnings: tuple[str, ...]
+    localization: Localization
 
     @property
     def named(self) -> dict[str, tuple[Head, ...]]:
         """The named heads by task."""
         return {task: tuple(map(Head.parse, finding.named)) for task, finding in self.findings.items()}
+
+    @property
+    def designs(self) -> dict[str, Design]:
+        """By task, every masked request of the sparse method; empty for the others."""
+        return self.localization.sparse.designs if self.localization.sparse else {}
+
+    @property
+    def fragile(self) -> tuple[int, ...]:
+        """Layers that the design of the sparse method spared."""
+        return self.localization.sparse.fragile if self.localization.sparse else ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know."""
+        return self.localization.sparse.warnings if self.localization.sparse else ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Search:
         items: search items by task, in the study's order.
         relatives: by task, the tasks that do not control it.
         measurer: asks the model.
+        method: ranks the heads.
         note: is told the heads that are named so far.
     """
 
@@ -86,258 +90,186 @@ class Search:
     items: Mapping[str, Sequence[Item]]
     relatives: Mapping[str, frozenset[str]]
     measurer: Measurer
+    method: Method
     note: Callable[[str], None] = lambda best: None
 
     def run(self) -> SearchResult:
-        """Measures and recovers.
+        """Measures, ranks and names.
 
         Raises:
-            UsageError: if the study's numbers make no design.
+            UsageError: if the study's numbers make no design, or an option does not fit the items or the model.
             MeasurementError: if an outcome cannot be measured.
             SolverError: if the solver reaches no solution.
         """
-        check_items(self._counts, self.config.select)
-        pilots = self._pilots()
-        _check_masks(self._designs((), pilots))  # before anything is measured
-        baseline = self._baseline()
-        pilot = self._table(pilots, baseline, "pilot") if pilots else None
-        fragile = fragile_layers(pilot) if pilot is not None else ()
-        designs = self._designs(fragile, pilots)
-        table = self._table(designs, baseline, "search")
-
-        solver = make_solver(self.config.solver.name, **self.config.solver.options)
-        effects = solver.fit(table).effects_
-        contrast = specificity(effects, table.tasks, self.relatives)
-        order = rank_heads(contrast.strongest, effects)
-        ranking = heads_in_order(order, self.shape, table.tasks)
-        first = max(self.config.select.candidates, self.config.confirm.curve)
-        candidates = {task: heads[:first] for task, heads in ranking.items()}
+        check_items({task: len(items) for task, items in self.items.items()}, self.config.select)
+        found = self.method.localize(self.measurer, self.shape, self.items, self.relatives)
+        tasks, effects, select = tuple(self.items), found.effects, self.config.select
+        first = max(select.candidates, self.config.confirm.curve)
+        candidates = {task: heads[:first] for task, heads in found.ranking.items()}
+        tests = _Tests(self, found)
         selection = select_candidates(
-            table,
-            {task: len(design) for task, design in pilots.items()},
-            self._rates(fragile),
+            self.shape,
+            found.sparse,
             candidates,
-            self._counts,
+            {task: len(items) for task, items in self.items.items()},
             self.relatives,
-            self.config.select,
-            solver.get_params()["floor"],
+            select,
+            self._floor(found),
             self.config.seed,
-            lambda alone, stage: self._table(alone, baseline, stage),
+            tests.measure,
         )
         namings = {
             task: start_naming(
-                task,
-                selection.offered[task],
-                self.items,
-                controls_of(task, self.items, self.relatives),
-                self.config.select,
+                task, selection.offered[task], self.items, controls_of(task, self.items, self.relatives), select
             )
-            for task in table.tasks
+            for task in tasks
         }
-        name_heads(list(namings.values()), self.config.select, self.measurer, self.note)
-        fit = held_back_fit(table, solver, stream(self.config.seed, "fit"))
-        fit_p, frequency = self._sureness(table, solver)
-        findings = {}
-        for number, task in enumerate(table.tasks):
-            heads = np.array([self.shape.index(head) for head in candidates[task]])
-            rng = stream(self.config.seed, "bootstrap", task)
-            intervals = bootstrap_intervals(table, solver, heads, self.config.select.bootstrap, rng)
-            findings[task] = TaskFinding(
+        name_heads(list(namings.values()), select, self.measurer, self.note)
+        evidence = self._evidence(found, candidates)
+        contrast = specificity(effects, tasks, self.relatives) if effects is not None else None
+        findings = {
+            task: TaskFinding(
                 named=[str(head) for head in namings[task].kept],
                 reason=selection.reason(
-                    task, namings[task].reason(self.config.select), self.config.select.error_rate, fit_p[task]
+                    task, namings[task].reason(select), select.error_rate, evidence.fit_p.get(task)
                 ),
                 search_curve=namings[task].curve,
-                **self._spending(table, baseline[task], designs[task], namings[task], selection),
-                ranking=_ranked(
-                    self.shape,
-                    number,
-                    table.tasks,
-                    order[number],
-                    effects,
-                    contrast,
-                    intervals,
-                    frequency,
-                    selection.tested[task],
-                ),
-                fit=float(fit[number]),
-                fit_p=fit_p[task],
+                items=len(self.items[task]),
+                ranking=self._ranked(found, contrast, task, evidence, selection.tested[task]),
+                fit=evidence.fit.get(task),
+                fit_p=evidence.fit_p.get(task),
+                **_ground(found, task, tests.baseline[task]),
+                **_spending(found, tests.baseline[task], selection, namings[task]),
             )
-        coverage = {task: design.coverage() for task, design in designs.items()}
+            for task in tasks
+        }
         return SearchResult(
             findings,
-            ranking,
-            {task: _named_first(candidates[task], namings[task].kept) for task in table.tasks},
-            tuple(self.shape.head(int(i)) for i in universal_heads(effects)),
-            fragile,
-            designs,
-            table,
-            tuple(f"{task}: {covered.warning}" for task, covered in coverage.items() if covered.warning),
+            {task: _named_first(candidates[task], namings[task].kept) for task in tasks},
+            tuple(self.shape.head(int(i)) for i in universal_heads(effects)) if effects is not None else (),
+            found,
         )
 
-    @property
-    def _counts(self) -> dict[str, int]:
-        return {task: len(items) for task, items in self.items.items()}
+    def _floor(self, found: Localization) -> float:
+        if found.sparse is not None:
+            return float(found.sparse.solver.get_params()["floor"])
+        return float(getattr(self.method, "floor", _FLOOR))
 
-    def _rates(self, fragile: Sequence[int]) -> NDArray[np.float64]:
-        design = self.config.design
-        return inclusion_rates(self.shape, design.density, fragile, design.fragile_density)
-
-    def _sureness(
-        self, table: MeasurementTable, solver: Solver
-    ) -> tuple[dict[str, float | None], NDArray[np.float64] | None]:
-        """By task the p-value of the fit, and ``[n_tasks, n_heads]`` selection frequencies, where they are wished."""
-        select, seed = self.config.select, self.config.seed
-        fit_p: dict[str, float | None] = dict.fromkeys(table.tasks)
+    def _evidence(self, found: Localization, candidates: Mapping[str, Sequence[Head]]) -> _Evidence:
+        """What resampling and permuting the outcomes of a fit tells; nothing without a fit."""
+        if found.sparse is None:
+            return _Evidence()
+        table, solver, seed, select = found.sparse.table, found.sparse.solver, self.config.seed, self.config.select
+        fit = held_back_fit(table, solver, stream(seed, "fit"))
+        fit_p: dict[str, float] = {}
         if select.permutations:
             p = fit_above_chance(table, solver, stream(seed, "fit"), select.permutations)
             fit_p = dict(zip(table.tasks, p.tolist(), strict=True))
-        resampled = stream(seed, "stability")
-        return fit_p, selection_frequencies(table, solver, select.resamples, resampled) if select.resamples else None
+        frequency = None
+        if select.resamples:
+            frequency = selection_frequencies(table, solver, select.resamples, stream(seed, "stability"))
+        intervals = {}
+        for task, heads in candidates.items():
+            positions = np.array([self.shape.index(head) for head in heads])
+            rng = stream(seed, "bootstrap", task)
+            intervals[task] = bootstrap_intervals(table, solver, positions, select.bootstrap, rng)
+        return _Evidence(intervals, dict(zip(table.tasks, fit.tolist(), strict=True)), fit_p, frequency)
 
-    def _baseline(self) -> dict[str, list[Outcome]]:
-        requests = [self.measurer.request(item, Ablation()) for items in self.items.values() for item in items]
-        outcomes = iter(self.measurer.measure(requests, "baseline"))
-        return {task: [next(outcomes) for _ in items] for task, items in self.items.items()}
-
-    def _pilots(self) -> dict[str, Design]:
-        pilot, requests = self.config.design.pilot, self.config.design.requests
-        if not pilot.requests_a_layer:
-            return {}
-        spent = self.shape.layers * pilot.requests_a_layer
-        if requests <= spent:
-            raise UsageError(
-                f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
-                "design.pilot.requests_a_layer"
-            )
-        return {
-            task: pilot_design(
-                self.shape,
-                len(items),
-                pilot.requests_a_layer,
-                min(pilot.heads_a_mask, self.shape.heads),
-                stream(self.config.seed, "pilot", task),
-            )
-            for task, items in self.items.items()
-        }
-
-    def _designs(self, fragile: Sequence[int], pilots: Mapping[str, Design]) -> dict[str, Design]:
-        """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
-        design = self.config.design
-        rates = self._rates(fragile)
-        whole = {}
-        for task, items in self.items.items():
-            spent = len(pilots[task]) if pilots else 0
-            drawn = draw_design(
-                design.kind,
-                design.unit,
-                rates,
-                design.requests - spent,
-                len(items),
-                design.block,
-                stream(self.config.seed, "design", task),
-            )
-            whole[task] = drawn
-            if pilots:
-                whole[task] = Design(
-                    np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
-                )
-        return whole
-
-    def _table(
-        self, designs: Mapping[str, Design], baseline: Mapping[str, Sequence[Outcome]], stage: str
-    ) -> MeasurementTable:
-        heads = list(self.shape.all_heads())
-        requests = [
-            self.measurer.request(self.items[task][item], Ablation.of(heads[i] for i in np.flatnonzero(mask)))
-            for task, design in designs.items()
-            for mask, item in zip(design.masks, design.items, strict=True)
-        ]
-        outcomes = self.measurer.measure(requests, stage)
-        tasks = tuple(designs)
-        first = dict(zip(tasks, np.cumsum([0, *(len(self.items[task]) for task in tasks)]), strict=False))
-        return MeasurementTable(
-            shape=self.shape,
-            tasks=tasks,
-            task=np.repeat(np.arange(len(tasks)), [len(design) for design in designs.values()]),
-            item=np.concatenate([first[task] + design.items for task, design in designs.items()]),
-            masks=np.concatenate([design.masks for design in designs.values()]),
-            score=np.array([outcome.score for outcome in outcomes]),
-            baseline=np.array([baseline[task][i].score for task, design in designs.items() for i in design.items]),
-            correct=np.array([outcome.correct for outcome in outcomes]),
-            tokens=np.array([outcome.tokens for outcome in outcomes]),
-        )
-
-    def _spending(
+    def _ranked(
         self,
-        table: MeasurementTable,
-        unablated: Sequence[Outcome],
-        design: Design,
-        naming: Naming,
-        selection: Selection,
-    ) -> dict[str, Any]:
-        rows = table.rows_of(naming.task)
-        return {
-            "baseline_score": float(np.mean([outcome.score for outcome in unablated])),
-            "baseline_accuracy": float(np.mean([outcome.correct for outcome in unablated])),
-            "items": len(unablated),
-            "tests_a_head": design.coverage().tests_min,
-            "requests": len(rows) + selection.requests[naming.task] + naming.requests,
-            "baseline_requests": len(unablated) + naming.baseline_requests,
-            "tokens": int(table.tokens[rows].sum())
-            + selection.tokens[naming.task]
-            + naming.tokens
-            + sum(outcome.tokens for outcome in unablated),
-        }
+        found: Localization,
+        contrast: SpecificityResult | None,
+        task: str,
+        evidence: _Evidence,
+        tested: Mapping[Head, TestedHead],
+    ) -> list[RankedHead]:
+        tasks = tuple(self.items)
+        number, intervals, frequency = tasks.index(task), evidence.intervals.get(task), evidence.frequency
+        known = {int(head): column for column, head in enumerate(intervals.heads)} if intervals else {}
+        ranked = []
+        for head in found.ranking[task]:
+            test = tested.get(head)
+            sure = {"p": test.p if test else None, "q": test.q if test else None}
+            if found.effects is None or contrast is None:
+                ranked.append(RankedHead(head=str(head), **sure))
+                continue
+            position = self.shape.index(head)
+            column = known.get(position)
+            effect, bounds = float(found.effects[number, position]), None
+            if intervals and column is not None and np.isfinite(intervals.low[number, column]):
+                # The solver's estimates are shrunk: right for ranking, too small to quote.
+                effect = float(intervals.effect[number, column])
+                bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
+            control = int(contrast.control[number, position])
+            ranked.append(
+                RankedHead(
+                    head=str(head),
+                    effect=effect,
+                    interval=bounds,
+                    specificity=float(contrast.strongest[number, position]),
+                    specificity_mean=float(contrast.mean[number, position]),
+                    strongest_control=tasks[control] if control >= 0 else None,
+                    frequency=None if frequency is None else float(frequency[number, position]),
+                    **sure,
+                )
+            )
+        return ranked
 
 
-def _check_masks(designs: Mapping[str, Design]) -> None:
-    different = len(
-        np.unique(np.concatenate([np.packbits(design.masks, axis=1) for design in designs.values()]), axis=0)
-    )
-    if different < _FEWEST_MASKS:
-        raise UsageError(
-            f"the design has {different} different masks and needs {_FEWEST_MASKS} to judge its fit; raise "
-            "design.requests, or lower design.block"
-        )
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """How far a sparse fit can be trusted; empty without one.
+
+    Attributes:
+        intervals: by task, the effects of its candidates on every task.
+        fit: by task, the correlation on masks held back.
+        fit_p: by task, its p-value against shuffled masks; empty where none is wished.
+        frequency: ``[n_tasks, n_heads]`` share of resamples that select a head; None where none are wished.
+    """
+
+    intervals: Mapping[str, EffectIntervals] = field(default_factory=dict)
+    fit: Mapping[str, float] = field(default_factory=dict)
+    fit_p: Mapping[str, float] = field(default_factory=dict)
+    frequency: NDArray[np.float64] | None = None
+
+
+class _Tests:
+    """Measures candidates alone, with the unablated outcomes that takes.
+
+    Attributes:
+        baseline: by task, unablated outcomes: those of the method; of all search items once candidates were measured.
+    """
+
+    def __init__(self, search: Search, found: Localization) -> None:
+        self.baseline: dict[str, Sequence[Outcome]] = dict(found.baseline)
+        self._search = search
+
+    def measure(self, alone: Mapping[str, Design], stage: str) -> MeasurementTable:
+        """The outcomes of requests that knock out a single head each."""
+        search = self._search
+        if any(len(self.baseline[task]) < len(items) for task, items in search.items.items()):
+            self.baseline = dict(measure_baseline(search.measurer, search.items))
+        return measure_designs(search.measurer, search.shape, search.items, alone, self.baseline, stage)
+
+
+def _spending(found: Localization, baseline: Sequence[Outcome], selection: Selection, naming: Naming) -> dict[str, int]:
+    task = naming.task
+    added = sum(outcome.tokens for outcome in baseline) - sum(outcome.tokens for outcome in found.baseline[task])
+    return {
+        "requests": found.requests[task] + selection.requests[task] + naming.requests,
+        "baseline_requests": len(baseline) + naming.baseline_requests,
+        "tokens": found.tokens[task] + added + selection.tokens[task] + naming.tokens,
+    }
+
+
+def _ground(found: Localization, task: str, baseline: Sequence[Outcome]) -> dict[str, float | None]:
+    """What the ranking of a task stands on, as far as the method can tell."""
+    return {
+        "baseline_score": float(np.mean([outcome.score for outcome in baseline])) if baseline else None,
+        "baseline_accuracy": float(np.mean([outcome.correct for outcome in baseline])) if baseline else None,
+        "tests_a_head": found.sparse.designs[task].coverage().tests_min if found.sparse else None,
+    }
 
 
 def _named_first(candidates: Sequence[Head], named: Sequence[Head]) -> tuple[Head, ...]:
     return (*named, *(head for head in candidates if head not in named))
-
-
-def _ranked(
-    shape: ModelShape,
-    number: int,
-    tasks: Sequence[str],
-    order: NDArray[np.int64],
-    effects: NDArray[np.float64],
-    contrast: SpecificityResult,
-    intervals: EffectIntervals,
-    frequency: NDArray[np.float64] | None,
-    tested: Mapping[Head, TestedHead],
-) -> list[RankedHead]:
-    known = {int(head): column for column, head in enumerate(intervals.heads)}
-    ranked = []
-    for position in map(int, order):
-        column = known.get(position)
-        effect, bounds = float(effects[number, position]), None
-        if column is not None and np.isfinite(intervals.low[number, column]):
-            # The solver's estimates are shrunk: right for ranking, too small to quote.
-            effect = float(intervals.effect[number, column])
-            bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
-        control, test = int(contrast.control[number, position]), tested.get(shape.head(position))
-        ranked.append(
-            RankedHead(
-                head=str(shape.head(position)),
-                effect=effect,
-                interval=bounds,
-                specificity=float(contrast.strongest[number, position]),
-                specificity_mean=float(contrast.mean[number, position]),
-                strongest_control=tasks[control] if control >= 0 else None,
-                frequency=None if frequency is None else float(frequency[number, position]),
-                p=test.p if test else None,
-                q=test.q if test else None,
-            )
-        )
-    return ranked

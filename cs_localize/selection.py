@@ -13,6 +13,7 @@ from cs_localize.confirm.answers import controls_of
 from cs_localize.design import Design
 from cs_localize.errors import UsageError
 from cs_localize.heads import Head, ModelShape
+from cs_localize.methods import SparseFit
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover import knockoff_selection, single_head_tests
 from cs_localize.seeds import stream
@@ -138,9 +139,8 @@ def single_head_requests(
 
 
 def select_candidates(
-    table: MeasurementTable,
-    pilot: Mapping[str, int],
-    rates: NDArray[np.float64],
+    shape: ModelShape,
+    sparse: SparseFit | None,
     candidates: Mapping[str, Sequence[Head]],
     items: Mapping[str, int],
     relatives: Mapping[str, Collection[str]],
@@ -152,10 +152,9 @@ def select_candidates(
     """Passes over the candidates whose effect cannot be told from chance, by the study's rule.
 
     Args:
-        table: the outcomes of the search.
-        pilot: by task, how many of its first rows are the pilot's.
-        rates: ``[n_heads]`` probability of every head to be knocked out in the other rows.
-        candidates: by task in the order of the table, most specific first; the first ``select.candidates`` count.
+        shape: the model's geometry.
+        sparse: the fit that ranked them, which knockoffs need; None if another method did.
+        candidates: by task in the order of the study, most specific first; the first ``select.candidates`` count.
         items: search items by task, how many there are.
         relatives: by task, the tasks that do not control it.
         select: the rules.
@@ -164,20 +163,24 @@ def select_candidates(
         measure: measures candidates alone.
 
     Raises:
-        UsageError: if the masks are not of the kind that knockoffs need.
+        UsageError: if there are no masks of the kind that knockoffs need.
         MeasurementError: if an outcome cannot be measured.
     """
-    tried = {task: tuple(candidates[task][: select.candidates]) for task in table.tasks}
+    tried = {task: tuple(candidates[task][: select.candidates]) for task in candidates}
     if select.by == "tests":
-        return _by_tests(table.shape, tried, items, relatives, select, floor, seed, measure)
+        return _by_tests(shape, tried, items, relatives, select, floor, seed, measure)
     none, nothing = dict[str, int].fromkeys(tried, 0), {task: dict[Head, TestedHead]() for task in tried}
     if select.by == "naming":
         return Selection(tried, dict.fromkeys(tried, ()), "", nothing, none, none)
-    drawn = table.take(np.concatenate([table.rows_of(task)[pilot.get(task, 0) :] for task in table.tasks]))
-    selected = knockoff_selection(drawn, rates, select.error_rate, stream(seed, "knockoffs"), floor=floor).selected
+    if sparse is None:
+        raise UsageError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
+    table = sparse.table
+    drawn = table.take(np.concatenate([table.rows_of(task)[sparse.pilot :] for task in table.tasks]))
+    selected = knockoff_selection(
+        drawn, sparse.rates, select.error_rate, stream(seed, "knockoffs"), floor=floor
+    ).selected
     passed = {
-        task: {head for head in tried[task] if selected[row, table.shape.index(head)]}
-        for row, task in enumerate(table.tasks)
+        task: {head for head in tried[task] if selected[row, shape.index(head)]} for row, task in enumerate(table.tasks)
     }
     why = f"for knockoffs do not select them at an error rate of {select.error_rate:g}"
     return Selection(*_split(tried, passed), why, nothing, none, none)

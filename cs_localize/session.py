@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import Encoder, ItemEncoder, WordEncoder
 from cs_localize.models import resolve
+from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability
 
 _MOST_CPU_WORKERS = 2  # beyond that each engine's copy of the weights costs more than its own core brings
@@ -46,14 +47,27 @@ class Session:
     cores: int
 
 
-def engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple[EngineSpec, ItemEncoder]:
+def engine_spec(
+    model: str, engine: EngineConfig, tasks: Sequence[str], mean_items: Sequence[Item] = ()
+) -> tuple[EngineSpec, ItemEncoder]:
     """The spec of an engine and what tokenizes for it; fetches the model if need be.
 
     The planted engine has no model: ``engine.planted.shape`` is its geometry, and it plants heads for the given tasks.
 
+    Args:
+        model: a directory, a hub id or a built-in model name.
+        engine: which engine.
+        tasks: tasks that will be asked.
+        mean_items: items on whose prompts the engine measures the means of heads; none where no head is replaced.
+
     Raises:
-        UsageError: if the model is not to be had or the engine's packages are missing.
+        UsageError: if the model is not to be had, the engine's packages are missing, or an item does not fit it.
     """
+    spec, encoder = _engine_spec(model, engine, tasks)
+    return replace(spec, mean_prompts=tuple(encoder.encode(item)[0] for item in mean_items)), encoder
+
+
+def _engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple[EngineSpec, ItemEncoder]:
     if engine.name == "planted":
         options = {"tasks": sorted(tasks), **engine.planted}
         shape = _planted_shape(options.pop("shape", None))
@@ -75,7 +89,12 @@ def engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple
 
 @contextmanager
 def open_session(
-    model: str, engine: EngineConfig, tasks: Mapping[str, Capability], ledger: Path, progress: Progress
+    model: str,
+    engine: EngineConfig,
+    tasks: Mapping[str, Capability],
+    ledger: Path,
+    progress: Progress,
+    mean_items: Sequence[Item] = (),
 ) -> Iterator[Session]:
     """Connects to Ray and opens the ledger; engines start when the first request needs them.
 
@@ -85,12 +104,13 @@ def open_session(
         tasks: tasks that will be asked, by name; they grade the answers.
         ledger: folder of the ledger.
         progress: shows and records how far it is.
+        mean_items: items on whose prompts the engine measures the means of heads; none where no head is replaced.
 
     Raises:
         UsageError: if the model, the engine's packages or the cluster are not to be had.
         LedgerError: if the ledger cannot be read or is in use.
     """
-    spec, encoder = engine_spec(model, engine, tuple(tasks))
+    spec, encoder = engine_spec(model, engine, tuple(tasks), mean_items)
     with Bench(ledger, spec.fingerprint) as bench, bench.session(spec, encoder, engine, tasks, progress) as session:
         yield session
 

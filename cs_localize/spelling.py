@@ -29,6 +29,11 @@ def check_spelling(text: str) -> None:
     Ablation.decode(",".join(narrow))
 
 
+def asks_for_means(text: str) -> bool:
+    """Whether a head, KV group or layer is replaced by its mean, as in ``L4H2=mean``."""
+    return any(entry.partition("=")[2] == "mean" for entry in _entries(text))
+
+
 def spell_out(text: str, shape: ModelShape) -> str:
     """The same with every KV group and layer written as its heads, factors kept: what ``Ablation.decode`` reads.
 

@@ -35,15 +35,15 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.methods import make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.recover import make_solver
 from cs_localize.report import write_report
 from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
-from cs_localize.tasks import Capability
+from cs_localize.tasks import Capability, Task, content_hash
 
 
 def run_study(
@@ -69,7 +69,7 @@ def run_study(
         opened = session(tasks, progress) if session else own_session(config, out, tasks, progress)
         with opened as current:
             # Under the ledger's lock: a second run into this folder has no say in it.
-            clear_folder(config, out, current.spec)
+            clear_folder(config, out, current.spec, data_hashes(config, tasks))
             study = Study(config, out, tasks, current, progress)
             found = study.search()
             study.write_heads(found, command)
@@ -99,19 +99,21 @@ class Study:
         }
 
     def search(self) -> SearchResult:
-        """Finds the heads and records the designs."""
+        """Finds the heads and records the designs, if the method has any."""
         found = Search(
             self._config,
             self._session.shape,
             self._search_items,
             self._relatives,
             self._session.measurer,
+            make_method(self._config),
             self._progress.note,
         ).run()
         arrays: dict[str, Any] = {"seed": np.array(self._config.seed)}
         for task, design in found.designs.items():
             arrays |= {f"{task}.masks": design.masks, f"{task}.items": design.items}
-        np.savez_compressed(self._out / "design.npz", **arrays)
+        if found.designs:
+            np.savez_compressed(self._out / "design.npz", **arrays)
         return found
 
     def write_heads(self, found: SearchResult, command: Sequence[str]) -> HeadsFile:
@@ -122,7 +124,8 @@ class Study:
             layers=shape.layers,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
-            solver=self._config.solver.name,
+            method=self._config.method.name,
+            solver=self._config.solver.name if found.localization.sparse else None,
             selected_by=self._config.select.by,
             error_rate=None if self._config.select.by == "naming" else self._config.select.error_rate,
             tasks=found.findings,
@@ -139,6 +142,7 @@ class Study:
                 model_fingerprint=spec.model_fingerprint,
                 seed=self._config.seed,
                 packages=package_versions(),
+                data=data_hashes(self._config, self._tasks),
             ),
         )
         heads = write_file(self._out / "heads.json", heads)
@@ -263,13 +267,20 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
         The tasks and controls by name.
 
     Raises:
-        UsageError: if there is no such task, or the solver or the engine cannot do what is asked.
+        UsageError: if there is no such task, or the method or the engine cannot do what is asked.
     """
-    tasks = load_tasks((*config.tasks, *config.controls), config.lm_eval, config.model, config.engine)
-    make_solver(config.solver.name, **config.solver.options)
+    names = (*config.tasks, *config.controls)
+    tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
+    make_method(config)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
     return tasks
+
+
+def data_hashes(config: StudyConfig, tasks: Mapping[str, Capability]) -> dict[str, str]:
+    """Hashes of the tasks of the user's own among some tasks, by name."""
+    own = {name: task for name, task in tasks.items() if name in config.data}
+    return {name: content_hash(task) for name, task in own.items() if isinstance(task, Task)}
 
 
 def own_session(

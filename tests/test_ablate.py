@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cs_localize.ablate import KINDS, AblationGrid, StudyHeads, held_out
+from cs_localize.ablate.items import mean_items
 from cs_localize.cli import main
 from cs_localize.config import parse_study
 from cs_localize.errors import UsageError
@@ -23,8 +24,16 @@ def parts(kind: str, heads: str = "L1H2,L1H3,L2H0") -> dict[str, str]:
 
 
 def test_a_kv_group_and_a_layer_are_spelled_out_as_their_heads_with_their_factors() -> None:
+    assert spell_out("L1G1=mean", SHAPE) == "L1H2=mean,L1H3=mean"
     assert spell_out("L1G1,L0H3=0.5,L2N7", SHAPE) == "L1H2,L1H3,L0H3=0.5,L2N7"
     assert Ablation.decode(spell_out("L3=2", SHAPE)).heads == tuple((Head(3, h), 2.0) for h in range(6))
+
+
+def test_means_are_of_search_items_of_every_task_and_of_no_held_out_one() -> None:
+    items = mean_items(["antonyms", "capitals", "antonyms"], seed=3)
+    assert [item.task for item in items] == ["antonyms"] * 32 + ["capitals"] * 32
+    asked = {item.id for item in held_out(["antonyms"], seed=3)["antonyms"]}
+    assert not asked & {item.id for item in items}
 
 
 def test_heads_keep_the_order_they_are_typed_in() -> None:

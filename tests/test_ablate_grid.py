@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cs_localize.ablate import AblationGrid, AblationGridResult, ablation_grid, of_study
+from cs_localize.ablate import AblationGrid, AblationGridResult, ablate, ablation_grid, of_study
 from cs_localize.ablate.effects import SUMMARY_COLUMNS
 from cs_localize.ablate.grid import ROW_COLUMNS
 from cs_localize.cli import main
@@ -162,3 +162,19 @@ def test_the_verb_takes_heads_items_and_engine_from_a_study_and_finds_its_confir
     assert sorted(ledger.glob("*.parquet")) == parts, "the second time nothing is measured"
     assert (tmp_path / "ablation.parquet").read_bytes() == first
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.ray
+def test_heads_are_replaced_by_means_over_search_items_and_the_ledger_serves_them(
+    study: StudyResult, tmp_path: Path
+) -> None:
+    heads = of_study(study.out)
+    ((task, named),) = list(heads.heads.items())[:1]
+    spelled = ",".join(f"{head}=mean" for head in named.split(","))
+    effects, rows = [], []
+    for _ in range(2):
+        effects += ablate(heads.study.model, spelled, [task], limit=6, engine=heads.engine, ledger=tmp_path / "ledger")
+        rows.append(pq.read_table(tmp_path / "ledger").num_rows)
+    assert effects[0] == effects[1]
+    assert effects[0].drop > 0
+    assert rows == [12, 12]

@@ -23,7 +23,9 @@ factors = st.floats(allow_nan=False, allow_infinity=False)
 def ablations(draw: st.DrawFn) -> Ablation:
     """Any ablation, built through the text a user would type, in any order."""
     factored = draw(st.dictionaries(st.one_of(heads, neurons), factors, max_size=6))
-    entries = draw(st.permutations([f"{unit}={factor!r}" for unit, factor in factored.items()]))
+    means = draw(st.sets(heads.filter(lambda head: head not in factored), max_size=3))
+    written = [*(f"{unit}={factor!r}" for unit, factor in factored.items()), *(f"{head}=mean" for head in means)]
+    entries = draw(st.permutations(written))
     return Ablation.decode(",".join(entries))
 
 
@@ -106,6 +108,21 @@ def test_an_ablation_is_typed_with_factors_where_they_are_not_zero() -> None:
     assert ablation.encode() == "L4H2,L7H0=0.5,L3N10=-2.0"
 
 
+def test_a_head_replaced_by_its_mean_is_typed_so_and_stands_among_the_others() -> None:
+    ablation = Ablation.decode("L7H0=0.5,L4H2,L5H1=mean,L3N10")
+    assert ablation.mean_heads == (Head(5, 1),)
+    assert ablation.heads == ((Head(4, 2), 0.0), (Head(7, 0), 0.5))
+    assert ablation.encode() == "L4H2,L5H1=mean,L7H0=0.5,L3N10"
+    assert Ablation.decode("L5H1=mean") == Ablation.to_mean([Head(5, 1), Head(5, 1)])
+    assert not Ablation.to_mean([Head(5, 1)]).empty
+
+
+def test_keys_of_ablations_that_replace_nothing_are_what_they_always_were() -> None:
+    # The ledger finds outcomes by them.
+    assert Ablation().key == "e3b0c44298fc1c149afbf4c8996fb924"
+    assert Ablation.decode("L4H2,L7H0=0.5,L3N10").key == "33face3aeb7f2edb30b81dbf1af91252"
+
+
 def test_factors_that_differ_in_the_last_bit_have_different_keys() -> None:
     assert Ablation.decode("L1H1=0.3").key != Ablation.decode(f"L1H1={0.1 + 0.2!r}").key
 
@@ -116,6 +133,9 @@ def test_factors_that_differ_in_the_last_bit_have_different_keys() -> None:
         ("L1H2,L1H2", "L1H2 is given twice"),
         ("L1H2=0.5,L1H2", "L1H2 is given twice"),
         ("L1N2,L1N2=3", "L1N2 is given twice"),
+        ("L1H2=mean,L1H2", "L1H2 is given twice"),
+        ("L1H2=1,L1H2=mean", "L1H2 is given twice"),
+        ("L1N2=mean", "a neuron can only be scaled"),
         ("L1H2=half", "the factor after '=' must be a number"),
         ("L1H2=nan", "the factor after '=' must be finite"),
         ("L1H2=inf", "the factor after '=' must be finite"),
@@ -169,6 +189,7 @@ def test_a_head_outside_the_model_is_refused_with_the_range(head: Head) -> None:
         lambda: SHAPE.index(head),
         lambda: SHAPE.kv_group(head),
         lambda: Ablation.of([head]).check(SHAPE),
+        lambda: Ablation.to_mean([head]).check(SHAPE),
     ):
         with pytest.raises(UsageError, match=message):
             check()

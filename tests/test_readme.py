@@ -53,6 +53,14 @@ def test_the_listing_commands_work_as_written(line: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.model
+def test_the_plan_command_works_as_written_and_the_readme_quotes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = commands("cs-localize plan")
+    assert main([*shlex.split(line)[1:], "--repeats", "1"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert f"```text\n{table}\n" in README
+
+
+@pytest.mark.model
 @pytest.mark.vllm
 @pytest.mark.ray
 def test_the_run_commands_work_as_written_but_smaller(tmp_path: Path) -> None:

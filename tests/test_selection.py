@@ -11,6 +11,7 @@ from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.measure.protocol import Mode, Request
+from cs_localize.methods import make_method
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.search import Search, SearchResult
 from cs_localize.selection import check_items, single_head_requests
@@ -42,7 +43,7 @@ def items(tasks: Sequence[str], first: int = 0) -> dict[str, list[Item]]:
 def searched(config: StudyConfig, without: Sequence[str] = (BARE,)) -> tuple[SearchResult, Direct]:
     options = {"tasks": list(TASKS), "without": list(without), "background": 0.01, "n_universal": 2}
     measurer = Direct(PlantedEngine.from_options(SHAPE, options))
-    return Search(config, SHAPE, items(config.tasks), {}, measurer).run(), measurer
+    return Search(config, SHAPE, items(config.tasks), {}, measurer, make_method(config)).run(), measurer
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_a_fit_no_better_than_chance_is_said_where_nothing_is_found() -> None:
     options = {"tasks": list(TASKS), "without": list(TASKS), "background": 0.0, "n_universal": 0}
     measurer = Direct(PlantedEngine.from_options(SHAPE, options))
     config = planted_config(select={"by": "tests", "resamples": 0, "bootstrap": 5}, design__requests=150)
-    result = Search(config, SHAPE, items(TASKS), {}, measurer).run()
+    result = Search(config, SHAPE, items(TASKS), {}, measurer, make_method(config)).run()
     assert not any(result.named.values())
     said = [f.reason for f in result.findings.values() if "nor does the fit predict held-back masks better" in f.reason]
     assert len(said) == sum((f.fit_p or 0) > 0.1 for f in result.findings.values()) >= 2

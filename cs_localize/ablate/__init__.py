@@ -1,4 +1,4 @@
-"""Ablations of heads a researcher has in mind: one of them, or a grid of head sets x scales x tasks."""
+"""Ablations of heads a researcher has in mind, one or a grid of head sets x scales x tasks; and none, for baselines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from cs_localize.ablate.effects import AblationEffect, effects_json, effects_tab
 from cs_localize.ablate.grid import AblationGridResult, ablation_grid
 from cs_localize.ablate.items import StudyHeads, held_out, of_study
 from cs_localize.ablate.single import ablate
+from cs_localize.ablate.unablated import Baseline, baselines, baselines_table
 
 __all__ = [
     "KINDS",
     "AblationEffect",
     "AblationGrid",
     "AblationGridResult",
+    "Baseline",
     "Condition",
     "StudyHeads",
     "ablate",
     "ablation_grid",
+    "baselines",
+    "baselines_table",
     "effects_json",
     "effects_table",
     "grid_table",

@@ -13,6 +13,8 @@ from cs_localize.findings import HeadsFile, read_file
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability, get_task
 
+_MEAN_ITEMS = 32  # of each task
+
 
 @dataclass(frozen=True)
 class StudyHeads:
@@ -40,7 +42,7 @@ class StudyHeads:
         study = self.study
         known = tasks
         if not isinstance(tasks, Mapping):
-            known = load_tasks(tasks or self.tasks, study.lm_eval, study.model, self.engine)
+            known = load_tasks(tasks or self.tasks, study.lm_eval, study.model, self.engine, study.data)
         return held_out(known, study.seed, limit, study.search_items, study.held_out_items)
 
 
@@ -92,5 +94,15 @@ def held_out(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    known = tasks if isinstance(tasks, Mapping) else {name: get_task(name) for name in tasks}
-    return {name: task.split(seed, search_items, held_out_items).held_out[:limit] for name, task in known.items()}
+    return {
+        name: task.split(seed, search_items, held_out_items).held_out[:limit] for name, task in _by_name(tasks).items()
+    }
+
+
+def mean_items(tasks: Sequence[str] | Mapping[str, Capability], seed: int = 0) -> tuple[Item, ...]:
+    """Items on whose prompts the means of heads are measured: of each task the first 32 search items with this seed."""
+    return tuple(item for task in _by_name(tasks).values() for item in task.split(seed).search[:_MEAN_ITEMS])
+
+
+def _by_name(tasks: Sequence[str] | Mapping[str, Capability]) -> Mapping[str, Capability]:
+    return tasks if isinstance(tasks, Mapping) else {name: get_task(name) for name in tasks}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
-from cs_localize.ablate.items import held_out
+from cs_localize.ablate.items import held_out, mean_items
 from cs_localize.asking import load_tasks
-from cs_localize.config import EngineConfig, LmEvalConfig
+from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.session import open_session
-from cs_localize.spelling import check_spelling, spell_out
+from cs_localize.spelling import asks_for_means, check_spelling, spell_out
 
 
 def ablate(
@@ -30,13 +30,15 @@ def ablate(
     ledger: Path,
     samples: Path | None = None,
     lm_eval: LmEvalConfig | None = None,
+    data: Mapping[str, DataConfig] | None = None,
 ) -> list[AblationEffect]:
     """Generates answers with and without an ablation and grades them with each task's own metric.
 
     Args:
         model: a directory, a hub id or a built-in model name.
-        heads: what is changed, such as ``L4H2,L7H0=0.5,L3N120``; ``L4G1`` is a KV group, ``L4`` a layer, and no factor
-            means 0.
+        heads: what is changed, such as ``L4H2,L7H0=0.5,L9H1=mean,L3N120``; ``L4G1`` is a KV group, ``L4`` a layer, and
+            no factor means 0. With ``mean`` a head is replaced by its mean over all token positions of the prompts of
+            ``mean_items``.
         tasks: tasks to measure.
         limit: most items a task; they are the held-out items of a study with this seed.
         seed: seed of the split.
@@ -44,18 +46,20 @@ def ablate(
         ledger: folder of measured outcomes; what it holds is not measured again.
         samples: file that gets every answer as one JSON object a line.
         lm_eval: how tasks of lm-evaluation-harness are asked and graded.
+        data: where tasks of the user's own come from, by name.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had.
     """
     check_spelling(heads)
     engine = engine or EngineConfig()
-    known = load_tasks(tasks, lm_eval or LmEvalConfig(), model, engine)
+    known = load_tasks(tasks, lm_eval or LmEvalConfig(), model, engine, data)
     items = held_out(known, seed, limit)
+    measured_on = mean_items(known, seed) if asks_for_means(heads) else ()
     if samples is not None:
         samples = _writable(samples)
     progress = Progress(None)
-    with open_session(model, engine, known, ledger, progress) as session:
+    with open_session(model, engine, known, ledger, progress, measured_on) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
         requests = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ _PLACES = {
     "model": ("models",),
     "tasks": ("task_sets",),
     "controls": ("task_sets", "base"),
+    "data": ("base",),
     "ledger": ("base",),
 }
 """Options of a study that only some parts of a grid may hold."""
@@ -129,7 +130,8 @@ def load_grid(path: Path, out: Path, overrides: tuple[str, ...] = ()) -> tuple[C
     Raises:
         UsageError: one line naming the first thing that is wrong, and the cell where it shows.
     """
-    return parse_grid(read_options(path, overrides, "grid"), out, str(path))
+    cells = parse_grid(read_options(path, overrides, "grid"), out, str(path))
+    return tuple(replace(cell, study=cell.study.located(path.parent)) for cell in cells)
 
 
 def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...]:

@@ -22,7 +22,7 @@ from cs_localize.grid.table import head_rows, write_tables
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder
 from cs_localize.session import Bench, engine_spec
-from cs_localize.study import check_study, run_study
+from cs_localize.study import check_study, data_hashes, run_study
 
 _LOG = logging.getLogger("cs_localize")
 _LONGEST = 500  # characters of the reason for a failure
@@ -104,6 +104,7 @@ class _Prepared:
     result: CellResult
     spec: EngineSpec
     encoder: ItemEncoder
+    data: dict[str, str]
 
     def finished(self) -> StudyResult | None:
         """The study as an earlier run left it, if it is this study, of this version and engine, and complete."""
@@ -115,12 +116,12 @@ class _Prepared:
         except (OSError, CsLocalizeError):
             return None
         complete = (
-            (folder / "design.npz").exists()
+            ((folder / "design.npz").exists() or study.heads.method != "sparse")
             and (study.confirm is not None or not config.confirm.enabled)
             and (study.crosscheck is not None or not config.crosscheck.enabled)  # it may have been added later
             and study.report.exists()
         )
-        return study if complete and study.heads.provenance.current(self.spec.fingerprint) else None
+        return study if complete and study.heads.provenance.current(self.spec.fingerprint, self.data) else None
 
     def run(self, bench: Bench) -> None:
         """Runs the study and notes how it ended."""
@@ -161,14 +162,15 @@ def _prepare(cells: Sequence[Cell], out: Path) -> list[_Prepared]:
     for cell in cells:
         config = cell.study
         try:
-            tasks = tuple(check_study(config))
+            tasks = check_study(config)
             planted = sorted(tasks) if config.engine.name == "planted" else []  # it plants heads for each of them
             key = json.dumps([config.model, config.engine.model_dump(mode="json"), planted])
             if key not in engines:
-                engines[key] = engine_spec(config.model, config.engine, tasks)
+                engines[key] = engine_spec(config.model, config.engine, tuple(tasks))
         except UsageError as error:
             raise UsageError(f"cell {cell.name}: {error}") from None
-        found.append((key, _Prepared(CellResult(cell, out / "cells" / cell.folder), *engines[key])))
+        result = CellResult(cell, out / "cells" / cell.folder)
+        found.append((key, _Prepared(result, *engines[key], data_hashes(config, tasks))))
     order = list(engines)
     return [one for _, one in sorted(found, key=lambda pair: order.index(pair[0]))]
 

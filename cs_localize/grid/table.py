@@ -30,10 +30,10 @@ class HeadRow:
         layer: its layer.
         rank: its place among the named heads of the task, from 1.
         universal: whether the study lists it as one that hurts nearly every task.
-        effect: score lost without it, in nats a request.
+        effect: score lost without it, in nats a request; None where the method estimates none.
         effect_low: lower end of the effect's 95% interval.
         effect_high: upper end.
-        specificity: effect in spreads of the task, minus that of the control it hurts most.
+        specificity: effect in spreads of the task, minus that of the control it hurts most; None without effects.
         baseline_accuracy: held-out accuracy of the unmodified model.
         accuracy_gone: of that, what is gone with all named heads of the task zeroed.
         accuracy_gone_low: lower end of its 95% interval.
@@ -52,10 +52,10 @@ class HeadRow:
     layer: int
     rank: int
     universal: bool
-    effect: float
+    effect: float | None
     effect_low: float | None
     effect_high: float | None
-    specificity: float
+    specificity: float | None
     baseline_accuracy: float | None
     accuracy_gone: float | None
     accuracy_gone_low: float | None
@@ -72,7 +72,6 @@ _TYPES = {
     "str": pa.string(),
     "int": pa.int64(),
     "bool": pa.bool_(),
-    "float": pa.float64(),
     "float | None": pa.float64(),
 }
 _SCHEMA = pa.schema(

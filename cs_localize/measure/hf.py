@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import transformers
 
 from cs_localize.errors import MeasurementError, UsageError, one_line
 from cs_localize.measure.hooks import AblationHooks
-from cs_localize.measure.protocol import Mode, Request
+from cs_localize.measure.protocol import Mode, Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
@@ -30,6 +30,7 @@ class HFEngine:
     Attributes:
         shape: geometry of the loaded model.
         fingerprint: what an outcome depends on besides the request; equal to that of the spec.
+        means: which head means were measured when it was loaded; that of the spec.
         model: the decoder, in evaluation mode, its parameters frozen.
         hooks: what scales heads and neurons, for callers that run the model themselves.
     """
@@ -84,6 +85,9 @@ class HFEngine:
         self.model = _load_model(spec)
         self.hooks = AblationHooks(self.model, self.shape)
         self._requests = {"score": 0, "generate": 0}
+        self.means = spec.means
+        if spec.mean_prompts:
+            self.hooks.measure_means(self._mean_batches(spec.mean_prompts))
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
@@ -136,7 +140,7 @@ class HFEngine:
 
     def check(self, request: Request) -> None:
         """Raises UsageError if the request does not fit the model: unknown heads or tokens, no prompt, too long."""
-        request.ablation.check(self.shape)
+        check_ablation(request, self.shape, self.means)
         where = f"item '{request.item.id}' of task '{request.item.task}'"
         scored = request.mode == "score"
         if not request.prompt_ids:
@@ -152,6 +156,19 @@ class HFEngine:
         length = len(tokens) + (0 if scored else request.max_tokens)
         if length > config.max_position_embeddings:
             raise UsageError(f"{where} needs {length} tokens, the model's context has {config.max_position_embeddings}")
+
+    def _mean_batches(
+        self, prompts: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[torch.Tensor, Callable[[], torch.Tensor]]]:
+        """Forward passes over all prompts, padded on the right, and the positions that are no padding."""
+        ordered = sorted(prompts, key=len)
+        for start in range(0, len(ordered), self._batch_size):
+            batch = ordered[start : start + self._batch_size]
+            longest = len(batch[-1])
+            ids = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in batch])
+            mask = torch.arange(longest, device=ids.device) < self._tensor([len(prompt) for prompt in batch])[:, None]
+            forward = torch.no_grad()(partial(self._forward, input_ids=ids, use_cache=False, logits_to_keep=1))
+            yield mask, forward
 
     def evidence(self) -> dict[str, float]:
         """Forward passes and hook calls proven, requests answered by mode."""

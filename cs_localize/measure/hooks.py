@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,13 +19,21 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass
 class _Site:
-    """One projection whose input is scaled: ``o_proj`` for heads, ``down_proj`` for neurons."""
+    """One projection whose input is scaled and shifted: ``o_proj`` for heads, ``down_proj`` for neurons.
+
+    Attributes:
+        scale: ``[rows, 1, width]``, or None for ones.
+        shift: ``[rows, 1, width]``, added after scaling, or None for zeros.
+        mean: ``[width]``, the mean input of ``o_proj``, once it is measured.
+    """
 
     name: str
     layer: int
     module: torch.nn.Linear
     width: int
     scale: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    mean: torch.Tensor | None = None
     calls: int = 0
 
 
@@ -69,7 +78,7 @@ class AblationHooks:
 
         Raises:
             UsageError: if an ablation names a head or neuron the model lacks.
-            MeasurementError: if another block is active.
+            MeasurementError: if another block is active, or means are wanted that were not measured.
         """
         if self._rows is not None:
             raise MeasurementError("ablations are already applied to this model; one block at a time")
@@ -83,7 +92,30 @@ class AblationHooks:
         finally:
             self._rows = None
             for site in self._all():
-                site.scale = None
+                site.scale = site.shift = None
+
+    def measure_means(self, batches: Iterable[tuple[torch.Tensor, Callable[[], object]]]) -> None:
+        """Measures the mean input of every ``o_proj``; from then on heads can be replaced by their means.
+
+        Args:
+            batches: for each forward pass which of its token positions count, ``[rows, tokens]`` bool, and a call that
+                runs it.
+        """
+        sums = [torch.zeros(site.width, dtype=torch.float64, device=site.module.weight.device) for site in self._heads]
+        counted = 0
+        for mask, forward in batches:
+            handles = [
+                site.module.register_forward_pre_hook(partial(_add_up, total, mask))
+                for site, total in zip(self._heads, sums, strict=True)
+            ]
+            try:
+                forward()
+            finally:
+                for handle in handles:
+                    handle.remove()
+            counted += int(mask.sum())
+        for site, total in zip(self._heads, sums, strict=True):
+            site.mean = (total / counted).to(site.module.weight.dtype)
 
     @contextmanager
     def proven(self, first_layer: int = 0) -> Iterator[None]:
@@ -116,6 +148,14 @@ class AblationHooks:
         for head, factor in ablation.heads:
             scale = self._scale_of(self._heads[head.layer])
             scale[row, :, head.head * width : (head.head + 1) * width] = factor
+        for head in ablation.mean_heads:
+            site, part = self._heads[head.layer], slice(head.head * width, (head.head + 1) * width)
+            if site.mean is None:
+                raise MeasurementError(f"{head} cannot be replaced by its mean, which was not measured")
+            self._scale_of(site)[row, :, part] = 0.0
+            if site.shift is None:
+                site.shift = torch.zeros_like(self._scale_of(site))
+            site.shift[row, :, part] = site.mean[part]
         for neuron, factor in ablation.neurons:
             self._scale_of(self._neurons[neuron.layer])[row, :, neuron.neuron] = factor
 
@@ -133,9 +173,17 @@ class AblationHooks:
             if len(inputs) != 1 or inputs[0].dim() != 3 or inputs[0].shape[0] != self._rows:
                 shapes = [tuple(value.shape) for value in inputs]
                 raise MeasurementError(f"{site.name} got {shapes}, expected [{self._rows} rows, tokens, {site.width}]")
-            return None if site.scale is None else (inputs[0] * site.scale,)
+            if site.scale is None:
+                return None
+            scaled = inputs[0] * site.scale
+            return (scaled if site.shift is None else scaled + site.shift,)
 
         return scale_input
+
+
+def _add_up(total: torch.Tensor, mask: torch.Tensor, _module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    """A pre-hook that adds to ``total`` the inputs at the positions of the mask."""
+    total += inputs[0][mask].double().sum(0)
 
 
 def _sites(model: torch.nn.Module, name: str, layers: int, width: int) -> list[_Site]:

@@ -12,7 +12,7 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation
 from cs_localize.measure.ledger import Ledger, outcome_key
 from cs_localize.measure.progress import Progress
-from cs_localize.measure.protocol import Mode, Request
+from cs_localize.measure.protocol import Mode, Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
@@ -58,6 +58,33 @@ class StageCount:
     measured: int = 0
     tokens: int = 0
     measured_tokens: int = 0
+
+
+def item_request(
+    encoder: ItemEncoder, spec: EngineSpec, item: Item, ablation: Ablation, mode: Mode = "score"
+) -> Request:
+    """The request for one item under one ablation, tokenized.
+
+    Unless the item says otherwise, generating stops two tokens after twice the reference answer's length: room to spell
+    the answer in smaller tokens and to tell it from a longer one, and no more for a broken model to ramble in.
+
+    Raises:
+        ItemError: naming the item, if it is longer than the context or its answer has no tokens.
+        UsageError: naming the item, if its answer's tokens do not continue the prompt's, the model lacks a head or
+            neuron of the ablation, or it needs means that are not measured.
+    """
+    prompt_ids, answer_ids = encoder.encode(item)
+    if item.max_tokens == 0:
+        choices = encoder.choices(item)
+        request = Request(item, prompt_ids, answer_ids, ablation, choices=choices, means=spec.means)
+    else:
+        max_tokens = item.max_tokens or 2 * len(answer_ids) + 2
+        if mode == "generate":
+            prompt_ids = encoder.prompt(item)
+            check_length(item, len(prompt_ids) + max_tokens, encoder.context)
+        request = Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, stop=item.stop, means=spec.means)
+    check_ablation(request, spec.shape, spec.means)
+    return request
 
 
 class LedgerMeasurer:
@@ -118,26 +145,8 @@ class LedgerMeasurer:
             self._stack.close()
 
     def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
-        """The request for one item under one ablation, tokenized.
-
-        Unless the item says otherwise, generating stops two tokens after twice the reference answer's length: room to
-        spell the answer in smaller tokens and to tell it from a longer one, and no more for a broken model to ramble
-        in.
-
-        Raises:
-            ItemError: naming the item, if it is longer than the context or its answer has no tokens.
-            UsageError: naming the item, if its answer's tokens do not continue the prompt's, or the model lacks a head
-                or neuron of the ablation.
-        """
-        ablation.check(self._spec.shape)
-        prompt_ids, answer_ids = self._encoder.encode(item)
-        if item.max_tokens == 0:
-            return Request(item, prompt_ids, answer_ids, ablation, choices=self._encoder.choices(item))
-        max_tokens = item.max_tokens or 2 * len(answer_ids) + 2
-        if mode == "generate":
-            prompt_ids = self._encoder.prompt(item)
-            check_length(item, len(prompt_ids) + max_tokens, self._encoder.context)
-        return Request(item, prompt_ids, answer_ids, ablation, mode, max_tokens, stop=item.stop)
+        """The request for one item under one ablation, tokenized; see ``item_request``."""
+        return item_request(self._encoder, self._spec, item, ablation, mode)
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         """Answers all requests, in their order, graded by their tasks; what the ledger holds is not asked again.

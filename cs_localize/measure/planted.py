@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
-from cs_localize.measure.protocol import Request
+from cs_localize.measure.protocol import Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.outcomes import Item, Outcome
 
@@ -106,13 +106,15 @@ class PlantedEngine:
     multiplies probabilities until a floor. On top of a quiet background there are universal heads; heads specific to
     a task; for each task a backup, which matters only as far as the strongest specific head is gone; and, for the
     first task by name, one KV group whose damage grows with the square of the share of it that is gone. A head scaled
-    by ``s`` counts as knocked out by ``min(1, |1 - s|)``. Neurons have no effect.
+    by ``s`` counts as knocked out by ``min(1, |1 - s|)``, one replaced by its mean as knocked out. Neurons have no
+    effect.
 
     The noise is a function of the request alone, so order, batches and processes do not matter.
     """
 
     def __init__(self, shape: ModelShape, options: PlantedOptions) -> None:
         self.shape = shape
+        self.means = ""
         self._options = options
         self._tasks = tuple(sorted(options.tasks))
         self._plant = _plant(shape, options)
@@ -157,7 +159,7 @@ class PlantedEngine:
             UsageError: as ``from_options``.
         """
         engine = cls.from_options(spec.shape, {**spec.settings, **spec.resources})
-        engine.fingerprint = spec.fingerprint
+        engine.fingerprint, engine.means = spec.fingerprint, spec.means
         return engine
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -212,7 +214,7 @@ class PlantedEngine:
         return self._tasks.index(task)
 
     def _answer(self, request: Request) -> Outcome:
-        request.ablation.check(self.shape)
+        check_ablation(request, self.shape, self.means)
         latent = self._latent(request.item)
         row = self._row(request.item.task)
         damage = self._damage(row, latent, request.ablation)
@@ -227,6 +229,7 @@ class PlantedEngine:
 
     def _damage(self, row: int, latent: _Latent, ablation: Ablation) -> float:
         gone = {self.shape.index(head): min(1.0, abs(1.0 - scale)) for head, scale in ablation.heads}
+        gone |= {self.shape.index(head): 1.0 for head in ablation.mean_heads}
         damage = float(sum(latent.effects[h] * share for h, share in gone.items()))
         if self._tasks[row] in self._options.without:
             return damage

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
+from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.outcomes import Item, Outcome
 
@@ -29,6 +30,7 @@ class Request:
         stop: strings that end what is generated, and are not part of it; unused when scoring.
         choices: of a multiple-choice question the tokens of every choice and of the prompt it follows. Engines are
             never sent such a request, but one for each of its ``parts``.
+        means: the ``EngineSpec.means`` whose head means the ablation is about; of no effect where it replaces no head.
     """
 
     item: Item
@@ -40,6 +42,7 @@ class Request:
     repeat: int = 0
     stop: tuple[str, ...] = ("\n",)
     choices: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    means: str = ""
 
     @cached_property
     def key(self) -> str:
@@ -49,6 +52,8 @@ class Request:
         text = f"{self.mode}|{limit}|{self.prompt_ids}|{reference}|{self.ablation.key}|{self.repeat}"
         if self.choices:
             text += f"|{self.choices}"
+        if self.ablation.mean_heads:
+            text += f"|{self.means}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -77,17 +82,20 @@ class Engine(Protocol):
         fingerprint: everything besides the request that an outcome depends on: model content, dtype, engine and
             version, settings, and the version of the intervention code. Two engines with equal fingerprints give equal
             outcomes up to hardware noise.
+        means: which head means it has measured: ``EngineSpec.means``.
     """
 
     shape: ModelShape
     fingerprint: str
+    means: str
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers all requests, in their order. What is generated comes back as text, not graded.
 
         Raises:
             MeasurementError: if any outcome cannot be shown to have been measured under its ablation.
-            UsageError: if an ablation names a head or neuron the model lacks.
+            UsageError: if an ablation names a head or neuron the model lacks, or replaces heads by means that the
+                engine has not measured.
         """
         ...
 
@@ -98,6 +106,28 @@ class Engine(Protocol):
     def close(self) -> None:
         """Releases the model. The engine cannot be used afterwards."""
         ...
+
+
+def check_ablation(request: Request, shape: ModelShape, means: str) -> None:
+    """Refuses what an engine cannot do.
+
+    Args:
+        request: what is asked.
+        shape: the geometry of the engine's model.
+        means: the engine's ``means``.
+
+    Raises:
+        UsageError: if the ablation names a head or neuron the model lacks, or replaces heads by other means than those.
+    """
+    request.ablation.check(shape)
+    if not request.ablation.mean_heads:
+        return
+    if not means:
+        raise UsageError(f"'{request.ablation}' needs prompts to measure the means of heads on, and none were given")
+    if request.means != means:
+        raise UsageError(
+            f"'{request.ablation}' is asked with the means '{request.means}', and this engine has measured '{means}'"
+        )
 
 
 class Measurer(Protocol):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from cs_localize.errors import UsageError
@@ -28,6 +28,10 @@ class EngineSpec:
         dtype: ``auto``, ``bfloat16`` or ``float32``.
         settings: options that an outcome depends on; part of the fingerprint.
         resources: options that only speed depends on (threads, cache sizes); left out of the fingerprint.
+        mean_prompts: token ids of the prompts on which the engine measures, when it is loaded, the mean output of every
+            head: over all token positions of all prompts, the first ones included, each counted once, without any
+            ablation. Left out of the fingerprint: only requests that replace heads by their mean depend on them, and
+            they say so themselves (``Request.means``).
     """
 
     name: EngineName
@@ -37,6 +41,11 @@ class EngineSpec:
     dtype: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
+    mean_prompts: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(self.mean_prompts):
+            raise UsageError("a prompt to measure the means of heads on is empty")
 
     @property
     def fingerprint(self) -> str:
@@ -45,6 +54,16 @@ class EngineSpec:
             [self.name, _version(self.name), self.model_fingerprint, self.dtype, dict(self.settings)], sort_keys=True
         )
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+    @cached_property
+    def means(self) -> str:
+        """Which head means an engine of this spec measures: a hash (16 hex digits) of the prompts, empty without any.
+
+        Their order does not count.
+        """
+        if not self.mean_prompts:
+            return ""
+        return hashlib.sha256(json.dumps(sorted(self.mean_prompts)).encode()).hexdigest()[:16]
 
 
 def load_engine(spec: EngineSpec) -> Engine:

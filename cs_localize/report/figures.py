@@ -9,7 +9,7 @@ from importlib import resources
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import DosePoint, HeadsFile, RankedHead
 from cs_localize.heads import Head
-from cs_localize.report.numbers import interval, nats, percent, plural, spread
+from cs_localize.report.numbers import interval, nats, or_dash, percent, plural, spread
 from cs_localize.report.svg import Axes, element, label, picture, side, strength, tooltip
 
 CELL = 15
@@ -110,9 +110,11 @@ def dose_curve(dose: Sequence[DosePoint], heads_accuracy: float | None, named: i
 
 def head_text(entry: RankedHead, role: str) -> str:
     """What a heat map says of a head: effect with interval, specificity, the control it hurts most, its role."""
+    if entry.effect is None:
+        return f"{entry.head}: no effect is estimated{role}"
     bounds = f" {interval(entry.interval, nats)}" if entry.interval else ""
     against = f" against {entry.strongest_control}" if entry.strongest_control else ""
-    specificity = f"specificity {spread(entry.specificity)}{against}"
+    specificity = f"specificity {or_dash(entry.specificity, spread)}{against}"
     return f"{entry.head}: effect {nats(entry.effect)} nats{bounds}, {specificity}{role}"
 
 
@@ -125,7 +127,7 @@ def _heatmap_body(heads_file: HeadsFile, task: str) -> str:
     if task not in heads_file.tasks:
         raise UsageError(f"heads.json has no task '{task}'; it has {', '.join(heads_file.tasks)}")
     finding = heads_file.tasks[task]
-    limit = max((abs(entry.effect) for entry in finding.ranking), default=0.0)
+    limit = max((abs(entry.effect or 0.0) for entry in finding.ranking), default=0.0)
     roles = dict.fromkeys(heads_file.universal, ", universal") | dict.fromkeys(finding.named, ", named")
     cells = [_cell(heads_file, entry, limit, roles.get(entry.head, "")) for entry in finding.ranking]
     outlines = [_outline(heads_file, head, "universal") for head in heads_file.universal]
@@ -145,10 +147,11 @@ def _corner(heads_file: HeadsFile, name: str) -> tuple[int, int]:
 
 def _cell(heads_file: HeadsFile, entry: RankedHead, limit: float, role: str) -> str:
     x, y = _corner(heads_file, entry.head)
-    opacity = abs(strength(entry.effect, limit))
+    effect = entry.effect or 0.0
+    opacity = abs(strength(effect, limit))
     text = tooltip(head_text(entry, role))
     size = CELL - 1
-    return element("rect", text, x=x, y=y, width=size, height=size, class_=side(entry.effect), fill_opacity=opacity)
+    return element("rect", text, x=x, y=y, width=size, height=size, class_=side(effect), fill_opacity=opacity)
 
 
 def _outline(heads_file: HeadsFile, name: str, class_: str) -> str:

@@ -61,6 +61,11 @@ def interval(bounds: Sequence[float], write: Callable[[float], str]) -> str:
     return f"[{write(bounds[0])}, {write(bounds[-1])}]"
 
 
+def or_dash(value: float | None, write: Callable[[float], str]) -> str:
+    """The value written by the rule of its quantity; a dash where there is none."""
+    return MISSING if value is None else write(value)
+
+
 def span(values: Iterable[float], write: Callable[[float], str]) -> str:
     """Smallest to largest, or the one value if they are written alike."""
     known = list(values)

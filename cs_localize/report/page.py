@@ -19,13 +19,14 @@ from cs_localize.findings import (
     read_file,
     write_text,
 )
-from cs_localize.recover import make_solver
 from cs_localize.report import tables
 from cs_localize.report.crosscheck import CrosscheckView, crosscheck_view
+from cs_localize.report.effect import damage_cap, effect_source
 from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
 from cs_localize.report.numbers import count, fixed, percent
+from cs_localize.report.published import published, published_rows
 from cs_localize.report.sureness import often_selected
 
 
@@ -77,7 +78,8 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
     columns = [*heads.tasks, *study.controls]
     return environment.get_template("report.html.j2").render(
         title=title(heads),
-        cap=fixed(make_solver(study.solver.name, **study.solver.options).get_params()["floor"], 1),
+        cap=cap if (cap := damage_cap(study)) is None else fixed(cap, 1),
+        effect=effect_source(study),
         headline=headline(heads, confirm),
         study=study,
         study_yaml=dump_study(study),
@@ -89,6 +91,8 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         matrix=tables.matrix_rows(heads, confirm, columns) if confirm else [],
         drops=tables.drop_rows(confirm) if confirm else [],
         pairs=tables.pair_rows(confirm) if confirm else [],
+        beside=published_rows(heads, confirm) if confirm else [],
+        published=published(),
         figures=[_task_figures(heads, confirm, task) for task in heads.tasks],
         figure_width=heatmap_size(heads)[0],
         universal=tables.universal_rows(heads),

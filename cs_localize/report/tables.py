@@ -13,6 +13,7 @@ from cs_localize.report.numbers import (
     fixed,
     interval,
     nats,
+    or_dash,
     p_value,
     percent,
     points,
@@ -228,13 +229,13 @@ def ranking_rows(heads: HeadsFile, task: str) -> list[RankingRow]:
         RankingRow(
             head=entry.head,
             named=entry.head in finding.named,
-            effect=nats(entry.effect),
+            effect=or_dash(entry.effect, nats),
             ci=interval(entry.interval, nats) if entry.interval else MISSING,
-            specificity=spread(entry.specificity),
-            specificity_mean=spread(entry.specificity_mean),
+            specificity=or_dash(entry.specificity, spread),
+            specificity_mean=or_dash(entry.specificity_mean, spread),
             strongest_control=entry.strongest_control or MISSING,
-            q=MISSING if entry.q is None else p_value(entry.q),
-            frequency=MISSING if entry.frequency is None else percent(entry.frequency),
+            q=or_dash(entry.q, p_value),
+            frequency=or_dash(entry.frequency, percent),
         )
         for entry in shown
     ]
@@ -263,11 +264,11 @@ def pair_rows(confirm: ConfirmFile) -> list[PairRow]:
 
 def universal_rows(heads: HeadsFile) -> list[MatrixRow]:
     """Universal heads down, their effect on every task across, in nats."""
-    effects: Mapping[str, Mapping[str, float]] = {
+    effects: Mapping[str, Mapping[str, float | None]] = {
         task: {entry.head: entry.effect for entry in finding.ranking} for task, finding in heads.tasks.items()
     }
-    known = [effects[task][head] for head in heads.universal for task in effects if head in effects[task]]
-    limit = max(map(abs, known), default=0.0)
+    sizes = [effects[task].get(head) for head in heads.universal for task in effects]
+    limit = max((abs(size) for size in sizes if size is not None), default=0.0)
     return [
         MatrixRow(head, "", [_effect_cell(effects[task].get(head), limit, f"{head} on {task}") for task in effects])
         for head in heads.universal
@@ -317,11 +318,11 @@ def fit_rows(heads: HeadsFile) -> list[FitRow]:
         FitRow(
             task=task,
             items=count(finding.items),
-            accuracy=percent(finding.baseline_accuracy),
-            score=nats(finding.baseline_score),
-            tests=fixed(finding.tests_a_head, 0 if finding.tests_a_head == round(finding.tests_a_head) else 1),
-            fit=ratio(finding.fit),
-            fit_p=MISSING if finding.fit_p is None else p_value(finding.fit_p),
+            accuracy=or_dash(finding.baseline_accuracy, percent),
+            score=or_dash(finding.baseline_score, nats),
+            tests=or_dash(finding.tests_a_head, _tests),
+            fit=or_dash(finding.fit, ratio),
+            fit_p=or_dash(finding.fit_p, p_value),
         )
         for task, finding in heads.tasks.items()
     ]
@@ -351,6 +352,10 @@ def _result_row(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> Res
         random_span=f"{len(random.draws)} draws: {span(random.draws, points)}" if random and random.draws else "",
         requests=count(finding.requests),
     )
+
+
+def _tests(number: float) -> str:
+    return fixed(number, 0 if number == round(number) else 1)
 
 
 def _effect_cell(effect: float | None, limit: float, where: str) -> Cell:

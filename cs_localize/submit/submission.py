@@ -7,14 +7,16 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cs_localize import __version__
-from cs_localize.config import StudyConfig, dump_study, load_study
+from cs_localize.config import StudyConfig, dump_study, parse_study
 from cs_localize.errors import UsageError
+from cs_localize.options import read_options
 from cs_localize.submit.package import pack
 from cs_localize.submit.server import JobServer
 
@@ -64,11 +66,12 @@ def plan_job(
     Raises:
         UsageError: if the study is none, a path would be lost with the job, or the folder is too large.
     """
-    config = load_study(study, tuple(overrides))
+    config = parse_study(read_options(study, tuple(overrides)), str(study))
     _check_paths(config, out)
     if working_dir is None:
         if excludes:
             raise UsageError("--exclude: there is nothing to leave out without --working-dir")
+        config = _with_data(config, study.parent, scratch)
         (scratch / _STUDY).write_text(dump_study(config), encoding="utf-8")
         root, name, settings = scratch, _STUDY, []
     else:
@@ -77,13 +80,19 @@ def plan_job(
     package = pack(root, excludes)
     if Path(name) not in package.sizes:
         raise UsageError(f"{study} is left out of what travels; see --exclude, .gitignore and .rayignore")
+    for task, data in config.data.items():
+        if Path(os.path.normpath(Path(name).parent / data.file)) not in package.sizes:
+            raise UsageError(
+                f"data.{task}: {data.file} would not travel; it must be in --working-dir, named relative to the study, "
+                "and not be excluded"
+            )
     entry_point = shlex.join(["python", "-m", "cs_localize", "run", name, "--out", str(out), *settings])
     environment: dict[str, Any] = {}
     if pip:
         environment["pip"] = list(pip)
     if env:
         environment["env_vars"] = dict(env)
-    travels = "" if working_dir is None else package.digest()
+    travels = "" if working_dir is None and not config.data else package.digest()
     content = [__version__, config.model_dump(mode="json"), entry_point, environment, travels]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     carried = {"working_dir": str(root), "excludes": list(excludes)}
@@ -125,6 +134,20 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
         raise UsageError(
             f"ledger: {config.ledger}: give an absolute path on the cluster; what a job writes elsewhere is lost"
         )
+
+
+def _with_data(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig:
+    """The study with the files of its own tasks copied to where it travels from, each under its task's name."""
+    there = {}
+    for task, data in config.data.items():
+        source = folder / data.file
+        copy = f"{task}{source.suffix}"
+        try:
+            shutil.copyfile(source, scratch / copy)
+        except OSError as error:
+            raise UsageError(f"data.{task}: cannot read {source}: {error.strerror}") from None
+        there[task] = data.model_copy(update={"file": copy})
+    return config.model_copy(update={"data": there})
 
 
 def _within(study: Path, working_dir: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -21,12 +22,15 @@ def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float =
     Args:
         engine: the engine.
         requests: unablated score requests for at least three different items.
+            The engine must have measured means of heads.
         tolerance: most that a score may move between batches, in nats.
     """
     assert len({request.item for request in requests}) >= 3
     assert all(request.ablation.empty and request.mode == "score" for request in requests)
     assert isinstance(engine, Engine)
     assert engine.fingerprint
+    assert engine.means
+    requests = [replace(request, means=engine.means) for request in requests]
     assert engine.measure([]) == []
     baseline = engine.measure(requests)
     mixed = [replace(request, ablation=ablation) for request in requests for ablation in _ablations(engine.shape)]
@@ -35,14 +39,16 @@ def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float =
     _check_same("asked again", together, engine.measure(mixed), tolerance)
     _check_any_order(engine, mixed, together, tolerance)
     _check_ablations_matter(baseline, mixed, together, tolerance)
+    _check_every_kind_matters(engine, requests, baseline, tolerance)
     _check_unknown_units(engine, requests[0])
+    _check_other_means(engine, requests[0])
     _check_generated(engine, requests)
     _check_same("the baseline after everything else", baseline, engine.measure(requests), tolerance)
     assert all(math.isfinite(value) for value in engine.evidence().values())
 
 
 def _ablations(shape: ModelShape) -> list[Ablation]:
-    """The baseline, one head, one KV group, a whole layer, every head."""
+    """The baseline, one head, one KV group, a whole layer, every head; heads scaled, replaced by means, and neurons."""
     last = Head(shape.layers - 1, shape.heads - 1)
     layer = [Head(last.layer, head) for head in range(shape.heads)]
     return [
@@ -51,7 +57,24 @@ def _ablations(shape: ModelShape) -> list[Ablation]:
         Ablation.of(shape.kv_group(last)),
         Ablation.of(layer),
         Ablation.of(shape.all_heads()),
+        *_kinds(shape).values(),
+        Ablation(
+            heads=((Head(0, 0), 0.5),),
+            neurons=tuple((Neuron(last.layer, n), 2.0) for n in range(shape.ffn // 2)),
+            mean_heads=(last,),
+        ),
     ]
+
+
+def _kinds(shape: ModelShape) -> dict[str, Ablation]:
+    """One strong ablation of each kind."""
+    # Every other head: where a norm follows the attention, scaling all of a layer by the same is undone.
+    some = [head for head in shape.all_heads() if head.head % 2 == 0]
+    return {
+        "scaled": Ablation.of(some, scale=0.5),
+        "replaced by their means": Ablation.to_mean(shape.all_heads()),
+        "neurons": Ablation.of(neurons=(Neuron(layer, n) for layer in range(shape.layers) for n in range(shape.ffn))),
+    }
 
 
 def _check_scored(requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
@@ -91,12 +114,38 @@ def _check_ablations_matter(
     assert max(damage) > 10 * tolerance, "no head off or every head off: the same scores"
 
 
+def _check_every_kind_matters(
+    engine: Engine, requests: Sequence[Request], baseline: Sequence[Outcome], tolerance: float
+) -> None:
+    """Every kind moves scores, and no two kinds are the same; the planted engine has no neurons that matter."""
+    knockout = Ablation.of(engine.shape.all_heads())
+    kinds = {**_kinds(engine.shape), "zeroed": knockout}
+    scores = {"baseline": [outcome.score for outcome in baseline]}
+    for name, ablation in kinds.items():
+        asked = [replace(request, ablation=ablation) for request in requests]
+        scores[name] = [outcome.score for outcome in engine.measure(asked)]
+    if engine.fingerprint.startswith("planted"):
+        assert scores.pop("neurons") == pytest.approx(scores["baseline"], abs=0.5)
+        assert scores.pop("replaced by their means") == pytest.approx(scores["zeroed"], abs=0.5)
+    for one, other in combinations(scores, 2):
+        apart = max(abs(a - b) for a, b in zip(scores[one], scores[other], strict=True))
+        assert apart > 10 * tolerance, f"{one} and {other}: the same scores"
+
+
+def _check_other_means(engine: Engine, request: Request) -> None:
+    ablation = Ablation.to_mean([Head(0, 0)])
+    for means in ("", "0123456789abcdef"):
+        with pytest.raises(UsageError, match="L0H0=mean' is asked with the means"):
+            engine.measure([request, replace(request, ablation=ablation, means=means)])
+
+
 def _check_unknown_units(engine: Engine, request: Request) -> None:
     shape = engine.shape
     unknown = [
         Ablation.of([Head(shape.layers, 0)]),
         Ablation.of([Head(0, shape.heads)]),
         Ablation.of(neurons=[Neuron(0, shape.ffn)]),
+        Ablation.to_mean([Head(0, shape.heads)]),
     ]
     for ablation in unknown:
         with pytest.raises(UsageError, match="out of range"):

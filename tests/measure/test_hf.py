@@ -41,15 +41,21 @@ def edited(directory: Path, edit: Callable[[torch.nn.Module], None]) -> HFEngine
     return engine
 
 
+def with_means(directory: Path, requests: list[Request], batch_size: int = 32) -> HFEngine:
+    """An engine that has measured the means of heads on the prompts of the requests."""
+    prompts, resources = tuple(request.prompt_ids for request in requests), {"batch_size": batch_size}
+    spec = EngineSpec("hf", str(directory), fingerprint(directory), read_shape(directory), resources=resources)
+    return HFEngine.from_spec(replace(spec, mean_prompts=prompts))
+
+
 def scores(engine: HFEngine, requests: list[Request]) -> list[float]:
     return [outcome.score for outcome in engine.measure(requests)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "olmo2"])
 def test_hf_engine_keeps_the_contract_of_engines(kind: str, tmp_path: Path) -> None:
-    engine = HFEngine(save_tiny_model(tmp_path, kind), batch_size=7)
     requests = [tiny_request(seed, prompt=4 + 3 * seed, answer=1 + seed % 3) for seed in range(5)]
-    check_engine(engine, requests)
+    check_engine(with_means(save_tiny_model(tmp_path, kind), requests, batch_size=7), requests)
 
 
 def test_score_is_the_log_probability_of_every_answer_token_given_all_before_it(engine: HFEngine) -> None:
@@ -95,6 +101,48 @@ def test_scaling_a_head_equals_scaling_its_columns_of_o_proj(factor: float, engi
     expected = scores(edited(llama, scale_columns), requests)
     assert scores(engine, [replace(request, ablation=ablation) for request in requests]) == expected
     assert scores(engine, requests) != expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_mean_is_taken_over_every_token_of_every_prompt_and_put_in_place_of_the_head(
+    batch_size: int, llama: Path
+) -> None:
+    prompts = [tiny_request(seed, prompt=3 + 4 * seed) for seed in range(4)]
+    heads, width = [Head(1, 2), Head(2, 0)], read_shape(llama).head_dim
+
+    def put_means_in_place(model: torch.nn.Module) -> None:
+        inputs: dict[int, list[torch.Tensor]] = {layer: [] for layer in (1, 2)}
+        projections = {layer: model.get_submodule(f"model.layers.{layer}.self_attn.o_proj") for layer in (1, 2)}
+        handles = [
+            projection.register_forward_pre_hook(lambda _, x, layer=layer: inputs[layer].append(x[0][0]))
+            for layer, projection in projections.items()
+        ]
+        for request in prompts:
+            model(torch.tensor([request.prompt_ids]))
+        for handle in handles:
+            handle.remove()
+        for head in heads:
+            columns, part = projections[head.layer].weight, slice(head.head * width, (head.head + 1) * width)
+            mean = torch.cat(inputs[head.layer])[:, part].mean(0)
+            projections[head.layer].bias = torch.nn.Parameter(columns[:, part] @ mean)
+            columns[:, part] = 0.0
+
+    engine = with_means(llama, prompts, batch_size)
+    requests = [tiny_request(seed, prompt=5 + seed) for seed in range(4, 8)]
+    expected = scores(edited(llama, put_means_in_place), requests)
+    ablation = Ablation.to_mean(heads)
+    asked = [replace(request, ablation=ablation, means=engine.means) for request in requests]
+    assert scores(engine, asked) == pytest.approx(expected, abs=1e-4)
+    zeroed = [replace(request, ablation=Ablation.of(heads)) for request in requests]
+    assert scores(engine, zeroed) != pytest.approx(expected, abs=1e-2)
+
+
+def test_an_engine_without_prompts_for_means_refuses_to_replace_a_head_by_its_mean(engine: HFEngine) -> None:
+    with pytest.raises(UsageError, match="needs prompts to measure the means of heads on"):
+        engine.measure([tiny_request(0, Ablation.to_mean([Head(0, 0)]))])
+    applied = engine.hooks.applied([Ablation.to_mean([Head(0, 0)])])
+    with pytest.raises(MeasurementError, match="L0H0 cannot be replaced by its mean, which was not measured"), applied:
+        pass
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])

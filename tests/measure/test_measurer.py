@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -281,3 +283,35 @@ def test_generated_text_is_graded_by_the_task_and_recorded_with_its_grade(tmp_pa
         assert [outcome.correct for outcome in study.measure(requests, "confirm")] == [True, False]
     recorded = [ledger.get(outcome_key(STUDY.fingerprint, request)) for request in requests]
     assert [outcome is not None and outcome.correct for outcome in recorded] == [True, False]
+
+
+def test_only_a_request_that_replaces_heads_is_asked_again_where_the_means_are_others(tmp_path: Path) -> None:
+    first = replace(STUDY, mean_prompts=((1, 2), (3,)))
+    specs = [first, replace(STUDY, mean_prompts=((3,), (1, 2))), replace(STUDY, mean_prompts=((1, 2),))]
+    ledger = Ledger(tmp_path / "ledger")
+    asked = []
+    for spec in specs:
+        fleet = FleetInProcess()
+        progress = Progress(None, io.StringIO())
+        with LedgerMeasurer(spec, ledger, partial(FleetInProcess.__enter__, fleet), WordEncoder(), progress) as m:
+            changes = [Ablation(), Ablation.of([Head(0, 1)]), Ablation.to_mean([Head(0, 1)])]
+            m.measure([m.request(toy_item(0), change) for change in changes], "search")
+        asked.append([str(request.ablation) for request in fleet.asked])
+    assert sorted(asked[0]) == ["L0H1", "L0H1=mean", "none"]
+    assert asked[1:] == [[], ["L0H1=mean"]]
+
+
+def test_without_prompts_for_means_no_head_is_replaced(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'L0H1=mean' needs prompts to measure the means of heads on"):
+        measurer(tmp_path, FleetInProcess()).request(toy_item(0), Ablation.to_mean([Head(0, 1)]))
+
+
+def test_the_key_of_a_request_that_replaces_nothing_is_what_it_always_was() -> None:
+    item = Item("antonyms", "hot", "hot ->", " cold")
+    request = Request(item, (1, 2), (3,), Ablation.decode("L4H2,L7H0=0.5"), means="0123456789abcdef")
+    assert request.key == "e76923c81544fe1507e14421e3f79a44"
+
+
+def test_an_empty_prompt_has_no_mean() -> None:
+    with pytest.raises(UsageError, match="is empty"):
+        replace(STUDY, mean_prompts=((1,), ()))

@@ -31,7 +31,10 @@ def mean_damage(engine: PlantedEngine, task: str, heads: list[Head], scale: floa
 
 
 def test_it_keeps_the_contract_of_engines() -> None:
-    check_engine(engine_of(), [request("antonyms", number, Ablation()) for number in range(6)])
+    settings = {"tasks": list(TASKS)}
+    spec = EngineSpec("planted", "", "planted", SMALL_REAL, settings=settings, mean_prompts=((1, 2), (3,)))
+    engine = PlantedEngine.from_spec(spec)
+    check_engine(engine, [request("antonyms", number, Ablation()) for number in range(6)])
 
 
 def test_specific_heads_matter_to_their_task_alone_in_the_planted_order() -> None:

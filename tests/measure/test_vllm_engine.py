@@ -205,12 +205,17 @@ def random_requests(n: int, prompt: int, answer: int) -> list[Request]:
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_another_architecture_conforms_and_agrees_with_transformers(architecture: str, tmp_path: Path) -> None:
-    spec = tiny(tmp_path / architecture, architecture, neuron_slots=3)
     requests, rng = random_requests(4, 40, 3), np.random.default_rng(3)
+    spec = tiny(tmp_path / architecture, architecture, neuron_slots=3)
+    prompts = [*(request.prompt_ids for request in requests), requests[0].prompt_ids[:35]]  # two share a prefix
+    spec = replace(spec, mean_prompts=tuple(prompts))
+    requests = [replace(request, means=spec.means) for request in requests]
     ablations = random_ablations(spec.shape, 6, 2, rng)
     neurons = [Neuron(int(layer), int(n)) for layer in range(2) for n in rng.choice(96, 20, replace=False)]
     mixed = [*ablations, *(Ablation.of([Head(0, i)], neurons[i::4]) for i in range(4)), Ablation.of(neurons=neurons)]
-    asked = under(requests, [Ablation(), *mixed])
+    means = [Ablation.to_mean(heads) for heads in ([Head(0, 1)], [Head(1, 2), Head(0, 3)], spec.shape.all_heads())]
+    both = [Ablation.decode("L0H0=mean,L0H1,L1H2=2,L1N7=0.5"), Ablation.of([Head(0, 2)], scale=0.5)]
+    asked = under(requests, [Ablation(), *mixed, *means, *both])
     answers = in_process(conform, spec, requests, asked)
     expected = load_engine(oracle(spec)).measure(asked)
     assert max(differences(answers["asked"], expected)) < 1e-3

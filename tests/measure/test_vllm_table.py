@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,10 @@ steps = st.lists(st.lists(st.tuples(ablations, st.integers(1, 4)), min_size=1, m
 
 def new_table(slots: int = 5, neuron_slots: int = 4, dtype: torch.dtype = torch.float32) -> InterventionTable:
     return InterventionTable(SHAPE, slots, neuron_slots, 64, dtype, torch.device("cpu"))
+
+
+def table_with_means(slots: int = 5) -> Any:  # noqa: ANN401  # an InterventionTable whose means are not None
+    return InterventionTable(SHAPE, slots, 4, 64, torch.float32, torch.device("cpu"), means=True)
 
 
 def begin(table: InterventionTable, *requests: tuple[str, int]) -> None:
@@ -95,6 +101,67 @@ def test_a_pool_never_evicts_a_key_of_the_current_step(keys_of_steps: list[list[
             content[slot_of[key]] = key
         assert content[0] == ""
         assert all(content[slot_of[key]] == key for key in keys)
+
+
+def test_means_are_taken_over_the_rows_of_the_steps_in_between_and_put_in_place_of_their_heads_alone() -> None:
+    table = table_with_means()
+    begin(table, ("", 2))
+    run_hooks(table, 2)
+    table.means.start()
+    rows = torch.arange(5 * 12, dtype=torch.float32).reshape(5, 12)
+    for first, last in ((0, 3), (3, 5)):
+        begin(table, ("", last - first))
+        for layer in range(SHAPE.layers):
+            padded = torch.cat([rows[first:last] * (layer + 1), torch.full((2, 12), 1e6)])
+            table.scale_heads(padded, layer)
+    table.means.finish()
+    begin(table, ("L1H2=mean,L1H0", 2), ("L1H2=0.5", 1), ("", 1))
+    heads, _ = run_hooks(table, 6)
+    expected = torch.ones(6, 12)
+    expected[:2, :3] = 0
+    expected[:2, 6:9] = 2 * rows.mean(0)[6:9]
+    expected[2, 6:9] = 0.5
+    torch.testing.assert_close(heads[1], expected)
+    torch.testing.assert_close(heads[0], torch.ones(6, 12), rtol=0, atol=0)
+    begin(table, ("L1H2=0.5", 2))
+    heads, _ = run_hooks(table, 2)
+    torch.testing.assert_close(heads[1], expected[[2, 2]])
+
+
+def test_a_slot_that_replaced_a_head_by_its_mean_does_not_do_so_for_what_comes_after() -> None:
+    table = table_with_means(slots=2)
+    table.means.start()
+    begin(table, ("", 1))
+    run_hooks(table, 1)
+    table.means.finish()
+    for text, kept in (("L0H0=mean", 12), ("L0H0", 9), ("L0H1=mean", 12), ("", 12), ("L0H2=2", 15)):
+        begin(table, (text, 1))
+        heads, _ = run_hooks(table, 1)
+        assert int(heads[0].sum()) == kept
+
+
+def test_means_that_miss_a_row_in_a_layer_are_refused() -> None:
+    table = table_with_means()
+    table.means.start()
+    begin(table, ("", 3))
+    table.scale_heads(torch.ones(3, 12), 0)
+    with pytest.raises(MeasurementError, match="over 3 token rows, and layer 1 saw 0"):
+        table.means.finish()
+    assert not table.means.measured
+
+
+def test_means_of_no_row_are_refused() -> None:
+    table = table_with_means()
+    table.means.start()
+    with pytest.raises(MeasurementError, match="over 0 token rows"):
+        table.means.finish()
+
+
+@pytest.mark.parametrize("means", [False, True])
+def test_a_head_cannot_be_replaced_by_a_mean_that_was_not_measured(means: bool) -> None:
+    table = table_with_means() if means else new_table()
+    with pytest.raises(MeasurementError, match="'L0H0=mean' replaces heads by their means, which were not measured"):
+        begin(table, ("L0H0=mean", 1))
 
 
 @given(steps)

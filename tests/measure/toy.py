@@ -31,6 +31,7 @@ class ToyEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self.shape = spec.shape
         self.fingerprint = spec.fingerprint
+        self.means = spec.means
         self._delay_s = float(spec.resources.get("delay_s", 0.0))
         self._log = spec.resources.get("log")
         self._calls = 0

@@ -7,7 +7,11 @@ import pytest
 from cs_localize.errors import UsageError
 from cs_localize.tasks import get_task, register, registry, task_names
 
-BUILT_IN = ("antonyms", "past_tense", "plurals", "capitals", "counting", "addition", "copying")
+BUILT_IN = (
+    *("antonyms", "past_tense", "plurals", "capitals", "counting", "addition", "copying", "superlatives", "gender"),
+    *("categories", "colours", "sentiment", "translation", "successors", "uppercase", "first_letter"),
+    *("multiplication", "comparison", "code"),
+)
 
 
 def test_the_suite_and_the_tiny_tasks_are_registered_in_order() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
-from cs_localize.measure.protocol import Request
+from cs_localize.measure.protocol import Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Item, Outcome
@@ -31,6 +31,7 @@ class VLLMEngine:
     Attributes:
         shape: geometry of the loaded model.
         fingerprint: what outcomes depend on besides the request.
+        means: which head means were measured when it was loaded; that of the spec.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -44,7 +45,9 @@ class VLLMEngine:
         self.shape: ModelShape = spec.shape
         self.fingerprint: str = spec.fingerprint
         self._neuron_slots = int(spec.resources.get("neuron_slots", 24))
+        self.means: str = spec.means
         self._llm = _load(spec, self._neuron_slots)
+        self._measure_means(spec.mean_prompts)
         self._canaries = self._calibrate()
 
     @classmethod
@@ -55,7 +58,7 @@ class VLLMEngine:
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers all requests in continuous batches; see ``Engine.measure``."""
         for request in requests:
-            request.ablation.check(self.shape)
+            check_ablation(request, self.shape, self.means)
         outcomes: dict[int, Outcome] = {}
         for chunk in _chunks(requests, self._neuron_slots):
             canaries = [canary for canary, _ in self._canaries]
@@ -75,6 +78,19 @@ class VLLMEngine:
         """Shuts vLLM down; the process must end for all memory to return."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
+
+    def _measure_means(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        if not prompts:
+            return
+        from vllm import SamplingParams
+
+        self._llm.collective_rpc("measure_means", args=(True,))
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, extra_args={"ablation": ""})
+        for number, prompt in enumerate(prompts):
+            # Alone, so that it cannot be preempted, and with a salt of its own: every position is computed, once.
+            asked: TokensPrompt = {"prompt_token_ids": list(prompt), "cache_salt": f"mean-{number}"}
+            self._llm.generate([asked], [params], use_tqdm=False)
+        self._llm.collective_rpc("measure_means", args=(False,))
 
     def _calibrate(self) -> tuple[tuple[Request, float], tuple[Request, float]]:
         """Two canaries, unablated and with every head zeroed, and what they scored at start-up."""
@@ -135,6 +151,7 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
             "knockout_source": SOURCE_HASH,
             "knockout_neuron_slots": neuron_slots,
             "knockout_shape": asdict(shape),
+            "knockout_means": bool(spec.mean_prompts),
         },
     }
     return LLM(**options)

@@ -3,7 +3,8 @@
 Shapes use L layers, S head slots, P neuron slots, H query heads, D head_dim, F FFN width, T tokens of a step.
 
 Memory on the device: ``L*S*H + L*P*F`` factors in the model's dtype. For Llama-3.1-8B in bf16 with 257 head slots and
-25 neuron slots that is 0.5 MB + 23 MB.
+25 neuron slots that is 0.5 MB + 23 MB. An engine that was given prompts for head means holds as many flags as head
+factors besides, and ``L*H*D`` means with their float32 sums (0.8 MB).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
+from cs_localize.measure.vllm.means import HeadMeans
 
 IntArray = NDArray[np.int64]
 
@@ -64,6 +66,15 @@ class InterventionTable:
     """Factors of every head and neuron for every slot, and the slot of every token of the current step.
 
     The tensors keep their addresses for the life of the worker; only their contents change.
+
+    Args:
+        shape: the model's geometry.
+        slots: S.
+        neuron_slots: P, without the slot of the empty content.
+        max_tokens: most tokens of a step.
+        dtype: of the model.
+        device: of the model.
+        means: whether heads will be replaced by their means; without, nothing is spent on them.
     """
 
     def __init__(
@@ -74,8 +85,10 @@ class InterventionTable:
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        means: bool = False,
     ) -> None:
         self.shape = shape
+        self.means = HeadMeans(shape, slots, max_tokens, dtype, device) if means else None
         self.head_factors = torch.ones(shape.layers, slots, shape.heads, dtype=dtype, device=device)
         self.neuron_factors = torch.ones(shape.layers, neuron_slots + 1, shape.ffn, dtype=dtype, device=device)
         self.head_slot = torch.zeros(max_tokens, dtype=torch.int64, device=device)
@@ -109,6 +122,8 @@ class InterventionTable:
         for slots, rows in ((self.head_slot, head_rows), (self.neuron_slot, neuron_rows)):
             slots[: len(rows)].copy_(torch.from_numpy(rows))
             slots[len(rows) :].zero_()  # rows that pad the batch
+        if self.means is not None:
+            self.means.begin_step(heads, len(head_rows))
         self.expected_heads += int(np.count_nonzero(head_rows))
         self.expected_neurons += int(np.count_nonzero(neuron_rows))
         self.most_ablations_in_a_step = max(self.most_ablations_in_a_step, len(set(ablations)))
@@ -131,7 +146,12 @@ class InterventionTable:
         """Scales the heads of ``x`` ``[T, H*D]``, the input of ``o_proj``, in place."""
         slots = self.head_slot[: x.shape[0]]
         factors = self.head_factors[layer].index_select(0, slots)
-        x.view(x.shape[0], self.shape.heads, self.shape.head_dim).mul_(factors.unsqueeze(-1))
+        heads = x.view(x.shape[0], self.shape.heads, self.shape.head_dim)
+        if self.means is not None:
+            self.means.add_up(x, layer)
+        heads.mul_(factors.unsqueeze(-1))
+        if self.means is not None:
+            self.means.put_in(heads, slots, layer)
         self.scaled_heads[layer].add_(slots.count_nonzero())
 
     def scale_neurons(self, x: torch.Tensor, layer: int) -> None:
@@ -151,7 +171,9 @@ class InterventionTable:
         if text not in self._parsed:
             ablation = Ablation.decode(text)
             ablation.check(self.shape)
-            self._parsed[text] = (Ablation(heads=ablation.heads).encode(), Ablation(neurons=ablation.neurons).encode())
+            if ablation.mean_heads and not (self.means and self.means.measured):
+                raise MeasurementError(f"'{text}' replaces heads by their means, which were not measured")
+            self._parsed[text] = (ablation.head_part.encode(), ablation.neuron_part.encode())
             while len(self._parsed) > 4 * self.head_factors.shape[1]:
                 self._parsed.popitem(last=False)
         else:
@@ -171,19 +193,23 @@ class InterventionTable:
         for row, ablation in enumerate(ablations):
             for head, factor in ablation.heads:
                 factors[head.layer, row, head.head] = factor
-        self._copy(self.head_factors, slots, factors)
+            for head in ablation.mean_heads:
+                factors[head.layer, row, head.head] = 0.0
+        _copy(self.head_factors, slots, factors)
+        if self.means is not None:
+            self.means.write(slots, ablations)
 
     def _write_neurons(self, slots: list[int], ablations: list[Ablation]) -> None:
         factors = np.ones((self.shape.layers, len(slots), self.shape.ffn), dtype=np.float32)
         for row, ablation in enumerate(ablations):
             for neuron, factor in ablation.neurons:
                 factors[neuron.layer, row, neuron.neuron] = factor
-        self._copy(self.neuron_factors, slots, factors)
+        _copy(self.neuron_factors, slots, factors)
 
-    @staticmethod
-    def _copy(target: torch.Tensor, slots: list[int], factors: NDArray[np.float32]) -> None:
-        index = torch.tensor(slots, device=target.device)
-        target.index_copy_(1, index, torch.from_numpy(factors).to(target))
+
+def _copy(target: torch.Tensor, slots: list[int], content: NDArray[np.float32]) -> None:
+    index = torch.tensor(slots, device=target.device)
+    target.index_copy_(1, index, torch.from_numpy(content).to(target))
 
 
 # The op below runs inside vLLM's compiled graph, which cannot hold a reference to the table: one table a process.
@@ -223,7 +249,7 @@ _library = torch.library.Library("cs_localize", "FRAGMENT")  # type: ignore[no-u
 direct_register_custom_op("scale_heads", _scale_heads, mutates_args=["x"], fake_impl=_fake, target_lib=_library)
 direct_register_custom_op("scale_neurons", _scale_neurons, mutates_args=["x"], fake_impl=_fake, target_lib=_library)
 
-_SOURCES = (Path(__file__), Path(__file__).with_name("worker.py"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("table.py", "means.py", "worker.py"))
 SOURCE_HASH = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:16]
 """Goes into vLLM's ``additional_config``, and so into the name of its compiled graph on disk.
 

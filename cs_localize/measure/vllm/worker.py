@@ -71,9 +71,24 @@ class KnockoutWorker(_Worker):
             max_tokens=self.scheduler_config.max_num_batched_tokens,
             dtype=dtype,
             device=next(model.parameters()).device,
+            means=config["knockout_means"],
         )
         tables.install(table)
         hook_projections(model, shape, type(model).__name__)
+
+    def measure_means(self, measuring: bool) -> None:
+        """Begins and ends the measuring of head means: every token row in between counts.
+
+        Raises:
+            MeasurementError: if the engine was not loaded for means, or a hook missed token rows.
+        """
+        means = tables.active().means
+        if means is None:
+            raise MeasurementError("this engine was loaded without prompts to measure the means of heads on")
+        if measuring:
+            means.start()
+        else:
+            means.finish()
 
     def knockout_evidence(self) -> dict[str, float]:
         """Counters since start-up, after checking that every hook did all of its work.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cs_localize.baselines.counting import CountingMeasurer
-from cs_localize.baselines.method import Items, Localization, Relatives, check_items, spent
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Measurer
+from cs_localize.methods.counting import CountingMeasurer
+from cs_localize.methods.method import Items, Localization, Relatives, check_items, localized
 from cs_localize.outcomes import Item
 from cs_localize.recover import rank_heads, specificity
+from cs_localize.recover.options import check_above_zero, check_whole
 from cs_localize.sweep import sweep
 
 
@@ -23,7 +24,8 @@ class Greedy:
     """Adds, one by one, the head that is most specific on top of those a task has already.
 
     The first head comes from one sweep of all tasks. Every further head takes a sweep of the target under the heads
-    chosen so far; its controls keep the single-head damage of the first sweep, which spares a sweep of each.
+    chosen so far; its controls keep the single-head damage of the first sweep, which spares a sweep of each. The
+    effects are those of the first sweep.
 
     Attributes:
         heads: how many to add for every task; the others follow in the order of the last sweep.
@@ -32,6 +34,11 @@ class Greedy:
 
     heads: int = 5
     floor: float = 8.0
+
+    def check_options(self) -> None:
+        """Raises UsageError if an option is out of range; see ``Method``."""
+        check_whole(1, heads=self.heads)
+        check_above_zero(floor=self.floor)
 
     def localize(self, measurer: Measurer, shape: ModelShape, items: Items, relatives: Relatives) -> Localization:
         """Sweeps once for all tasks and again for every further head of each; see ``Method``."""
@@ -52,7 +59,7 @@ class Greedy:
                     break
                 effects[row] = self._damage_on_top(counter, shape, asked, chosen)
             ranking[task] = tuple(shape.head(i) for i in [*chosen, *rest[1:]])
-        return spent(ranking, counter)
+        return localized(ranking, single, counter)
 
     def _damage_on_top(
         self, measurer: Measurer, shape: ModelShape, items: Sequence[Item], chosen: list[int]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cs_localize.baselines.counting import CountingMeasurer
-from cs_localize.baselines.method import Items, Localization, Relatives, by_specificity, check_items, spent
 from cs_localize.errors import UsageError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Measurer
+from cs_localize.methods.counting import CountingMeasurer
+from cs_localize.methods.method import Items, Localization, Relatives, by_specificity, check_items, localized
+from cs_localize.recover.options import check_above_zero, check_whole
 from cs_localize.sweep import sweep
 
 
@@ -24,13 +25,17 @@ class ExhaustiveSweep:
 
     floor: float = 8.0
 
+    def check_options(self) -> None:
+        """Raises UsageError if an option is out of range; see ``Method``."""
+        check_above_zero(floor=self.floor)
+
     def localize(self, measurer: Measurer, shape: ModelShape, items: Items, relatives: Relatives) -> Localization:
         """Sweeps and ranks by specificity; see ``Method``."""
         check_items(items)
         counter = CountingMeasurer(measurer)
         damage = sweep(counter, shape, items, self.floor)
         effects = np.stack([part.mean(axis=0) for part in damage.values()])
-        return spent(by_specificity(effects, shape, tuple(items), relatives), counter)
+        return localized(by_specificity(effects, shape, tuple(items), relatives), effects, counter)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class ThinSweep:
     items: int = 2
     seed: int = 0
     floor: float = 8.0
+
+    def check_options(self) -> None:
+        """Raises UsageError if an option is out of range; see ``Method``."""
+        check_whole(1, items=self.items)
+        check_above_zero(floor=self.floor)
 
     def localize(self, measurer: Measurer, shape: ModelShape, items: Items, relatives: Relatives) -> Localization:
         """Sweeps a part of the items; see ``Method``."""
@@ -72,6 +82,9 @@ class RandomHeads:
 
     seed: int = 0
 
+    def check_options(self) -> None:
+        """Nothing to check: a study gives the seed."""
+
     def localize(self, measurer: Measurer, shape: ModelShape, items: Items, relatives: Relatives) -> Localization:
         """Shuffles; see ``Method``."""
         check_items(items)
@@ -80,4 +93,4 @@ class RandomHeads:
             for number, task in enumerate(items)
         }
         ranking = {task: tuple(shape.head(int(i)) for i in order) for task, order in orders.items()}
-        return spent(ranking, CountingMeasurer(measurer))
+        return localized(ranking, None, CountingMeasurer(measurer))

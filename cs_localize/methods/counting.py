@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from cs_localize.heads import Ablation
@@ -15,12 +15,14 @@ class CountingMeasurer:
 
     Attributes:
         requests: masked requests by task.
-        baseline_requests: unablated requests by task.
+        baseline: by task, the outcomes of the unablated requests.
+        tokens: tokens of both by task.
     """
 
     def __init__(self, measurer: Measurer) -> None:
         self.requests: Counter[str] = Counter()
-        self.baseline_requests: Counter[str] = Counter()
+        self.baseline: defaultdict[str, list[Outcome]] = defaultdict(list)
+        self.tokens: Counter[str] = Counter()
         self._measurer = measurer
         self._seen: set[tuple[str, str, str]] = set()
 
@@ -30,10 +32,16 @@ class CountingMeasurer:
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         """The other measurer's outcomes."""
-        for request in requests:
-            seen = (request.item.task, request.item.id, request.key)
-            if seen not in self._seen:
-                self._seen.add(seen)
-                count = self.baseline_requests if request.ablation.empty else self.requests
-                count[request.item.task] += 1
-        return self._measurer.measure(requests, stage)
+        outcomes = self._measurer.measure(requests, stage)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            task = request.item.task
+            seen = (task, request.item.id, request.key)
+            if seen in self._seen:
+                continue
+            self._seen.add(seen)
+            self.tokens[task] += outcome.tokens
+            if request.ablation.empty:
+                self.baseline[task].append(outcome)
+            else:
+                self.requests[task] += 1
+        return outcomes

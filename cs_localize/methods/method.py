@@ -1,0 +1,131 @@
+"""The interface of the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cs_localize.design import Design
+from cs_localize.errors import UsageError
+from cs_localize.heads import Head, ModelShape
+from cs_localize.measure.protocol import Measurer
+from cs_localize.methods.counting import CountingMeasurer
+from cs_localize.outcomes import Item, MeasurementTable, Outcome
+from cs_localize.recover import Solver, heads_in_order, rank_heads, specificity
+
+Items = Mapping[str, Sequence[Item]]
+Relatives = Mapping[str, Collection[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseFit:
+    """What only the sparse method has: its designs, their outcomes and the fit to them.
+
+    Attributes:
+        designs: by task, every masked request, the pilot's first.
+        table: the outcomes of the designs.
+        pilot: how many of the first requests of each task are the pilot's.
+        fragile: layers the design spared.
+        rates: ``[n_heads]`` share of the other requests that was to knock out each head.
+        solver: fitted to the table.
+        warnings: what a reader should know of the designs.
+    """
+
+    designs: dict[str, Design]
+    table: MeasurementTable
+    pilot: int
+    fragile: tuple[int, ...]
+    rates: NDArray[np.float64]
+    solver: Solver
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Localization:
+    """What a method found and spent.
+
+    Attributes:
+        ranking: by task, all heads, the one the method would name first in front.
+        effects: ``[n_tasks, n_heads]`` damage in nats caused by knocking the head out, tasks in the order of the items;
+            None for a method that estimates none.
+        requests: by task, different masked requests.
+        baseline: by task, the outcomes of different unablated requests; empty where a method asks none.
+        tokens: by task, tokens of both.
+        sparse: what the sparse method has besides; None for the others.
+    """
+
+    ranking: dict[str, tuple[Head, ...]]
+    effects: NDArray[np.float64] | None
+    requests: dict[str, int]
+    baseline: dict[str, tuple[Outcome, ...]]
+    tokens: dict[str, int]
+    sparse: SparseFit | None = None
+
+    @property
+    def baseline_requests(self) -> dict[str, int]:
+        """By task, different unablated requests."""
+        return {task: len(outcomes) for task, outcomes in self.baseline.items()}
+
+
+class Method(Protocol):
+    """Ranks the heads of all tasks of a study, which control each other.
+
+    A frozen dataclass: its fields are its options, and what a study gives every method that has a field for it; see
+    ``make_method``.
+    """
+
+    def check_options(self) -> None:
+        """Raises UsageError if an option is out of range whatever the model and the items."""
+        ...
+
+    def localize(self, measurer: Measurer, shape: ModelShape, items: Items, relatives: Relatives) -> Localization:
+        """Measures and ranks.
+
+        Args:
+            measurer: asks the model.
+            shape: the model's geometry.
+            items: search items by task.
+            relatives: by task, the tasks that do not control it.
+
+        Raises:
+            UsageError: if there are no items, or an option does not fit them or the model.
+            MeasurementError: if an outcome cannot be measured.
+            SolverError: if a solver reaches no solution.
+        """
+        ...
+
+
+def check_items(items: Items) -> None:
+    """Raises UsageError unless there are tasks and each has items."""
+    empty = [task for task, asked in items.items() if not asked]
+    if empty or not items:
+        raise UsageError(f"task '{empty[0]}' has no search items" if empty else "there is no task to localize")
+
+
+def by_specificity(
+    effects: NDArray[np.float64], shape: ModelShape, tasks: Sequence[str], relatives: Relatives
+) -> dict[str, tuple[Head, ...]]:
+    """By task, all heads, most specific first, from effects ``[n_tasks, n_heads]`` in nats."""
+    order = rank_heads(specificity(effects, tasks, relatives).strongest, effects)
+    return heads_in_order(order, shape, tasks)
+
+
+def localized(
+    ranking: dict[str, tuple[Head, ...]],
+    effects: NDArray[np.float64] | None,
+    counter: CountingMeasurer,
+    sparse: SparseFit | None = None,
+) -> Localization:
+    """A ranking with what the counter saw, nothing for a task of which it saw nothing."""
+    return Localization(
+        ranking,
+        effects,
+        {task: counter.requests[task] for task in ranking},
+        {task: tuple(counter.baseline[task]) for task in ranking},
+        {task: counter.tokens[task] for task in ranking},
+        sparse,
+    )

@@ -1,0 +1,37 @@
+"""Where the effects of a study's method come from, in words, and the cap on the damage behind them."""
+
+from __future__ import annotations
+
+from cs_localize.config import StudyConfig
+from cs_localize.methods import make_method
+from cs_localize.recover import make_solver
+
+_ALONE = "Score lost with the head alone zeroed, mean over"
+_SOURCES = {
+    "sweep": f"{_ALONE} all search items.",
+    "thin_sweep": f"{_ALONE} a few search items.",
+    "greedy": f"{_ALONE} all search items. After the first, heads are ranked by what they take on top of those before.",
+    "random": "None is estimated; the heads come in random order.",
+}
+
+
+def effect_source(study: StudyConfig) -> str:
+    """One or two sentences on how the effects in heads.json were had."""
+    if study.method.name != "sparse":
+        return _SOURCES[study.method.name]
+    shared = (
+        "every request has its own random set"
+        if study.design.unit == "request"
+        else "every block of items shares a random set"
+    )
+    return (
+        f"Score lost when the head is zeroed, estimated by the {study.solver.name} solver from requests in which "
+        f"{shared} of heads zeroed ({study.design.kind} masks)."
+    )
+
+
+def damage_cap(study: StudyConfig) -> float | None:
+    """Nats at which the damage of one request is capped; None where a method looks at no damage."""
+    if study.method.name == "sparse":
+        return float(make_solver(study.solver.name, **study.solver.options).get_params()["floor"])
+    return getattr(make_method(study), "floor", None)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cs_localize.plan import Planned, Rate
+from cs_localize.plan.costs import stage_costs
+from cs_localize.study import run_study
+from tests.plan.builders import planned, planned_config, with_prompts
+
+SEARCHING = ("pilot", "search", "testing", "naming")
+
+
+def costs(study: Planned, rate: Rate | None = None) -> dict[str, tuple[int, int]]:
+    return {stage.name: (stage.total.masked, stage.total.unablated) for stage in stage_costs(study, rate)}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "controls": ["counting"],
+            "confirm__curve_on": "target",
+            "confirm__random_on": "target",
+            "select__limit": 1,
+            "select__by": "naming",
+        },
+    ],
+    ids=["all tasks", "target alone"],
+)
+def test_the_planned_requests_are_what_a_study_spends_exactly_or_at_most(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    config = planned_config(**changes)
+    stages = {stage.name: stage for stage in stage_costs(planned(config))}
+
+    result = run_study(config, tmp_path)
+
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    counts = events[-1]["counts"]
+    exact = {name: stage.total.masked + stage.total.unablated for name, stage in stages.items() if not stage.at_most}
+    assert exact == {name: counts[name]["measured"] for name in exact}
+    for name in exact:
+        assert stages[name].total.tokens == pytest.approx(counts[name]["measured_tokens"], rel=0.01)
+    counts["confirmation"] = {field: counts["confirm"][field] + counts["noise"][field] for field in ("asked", "tokens")}
+    for name in stages.keys() - exact.keys():
+        total = stages[name].total
+        assert 0 < counts[name]["asked"] <= total.masked + total.unablated
+        assert counts[name]["tokens"] <= total.tokens
+    for task, finding in result.heads.tasks.items():
+        assert finding.requests <= sum(stages[name].tasks[task].masked for name in SEARCHING if name in stages)
+
+
+def test_what_is_switched_off_costs_nothing() -> None:
+    whole = ["baseline", "pilot", "search", "testing", "naming", "confirmation", "interactions"]
+    assert list(costs(planned(select__by="tests"))) == whole
+    part = {"select__by": "naming", "confirm__enabled": False, "design__pilot": {"requests_a_layer": 0}}
+    assert list(costs(planned(**part))) == ["baseline", "search", "naming"]
+
+
+def test_tokens_are_those_of_the_items_and_generated_answers_count_at_their_longest() -> None:
+    stages = {stage.name: stage.total for stage in stage_costs(with_prompts(planned(), shots=20, question=9, answer=3))}
+    assert stages["search"].tokens == 32 * stages["search"].masked
+    naming = stages["naming"]
+    assert naming.tokens == (20 + 9 + 8) * (naming.masked + naming.unablated)
+
+
+def test_a_naming_that_cannot_afford_one_try_asks_nothing_under_a_mask() -> None:
+    assert costs(planned(select__requests=50))["naming"] == (0, 60)
+
+
+@pytest.mark.parametrize(("unit", "amount"), [("requests", 552), ("tokens", 552 * 32)])
+def test_hours_are_the_amount_at_the_rate_of_its_kind(unit: str, amount: int) -> None:
+    rate = Rate.model_validate({"unit": unit, "scored": 2.0, "generated": 1.0, "source": "as given"})
+    stages = {stage.name: stage for stage in stage_costs(with_prompts(planned(), 20, 9, 3), rate)}
+    assert stages["search"].hours == pytest.approx(amount / 2 / 3600)
+    naming = stages["naming"].total
+    assert stages["naming"].hours == pytest.approx(
+        (naming.masked + naming.unablated if unit == "requests" else naming.tokens) / 3600
+    )
+    assert all(stage.hours is None for stage in stage_costs(planned()))
