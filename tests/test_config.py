@@ -185,7 +185,7 @@ def test_every_option_has_a_description() -> None:
                 sections.append(inner)
             elif not (field.description or "").endswith("."):
                 bare.append(f"{section.__name__}.{name}")
-    assert len(sections) == 10
+    assert len(sections) == 11
     assert bare == []
 
 

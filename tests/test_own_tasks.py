@@ -16,7 +16,7 @@ from cs_localize.errors import UsageError
 from cs_localize.findings import HeadsFile, read_file
 from cs_localize.grid import load_grid
 from cs_localize.study import check_study, run_study
-from cs_localize.tasks import content_hash
+from cs_localize.tasks import content_hash, find_tasks
 from tests.studies import planted, write_study
 from tests.submit.builders import plan
 
@@ -111,7 +111,7 @@ def test_a_grid_finds_the_files_beside_itself_and_shares_them(tmp_path: Path) ->
 def test_held_out_items_of_an_own_task_can_be_ablated(tmp_path: Path) -> None:
     study = load_study(own_study(tmp_path))
 
-    items = held_out(["doubling", "antonyms"], limit=5, data=study.data)
+    items = held_out(find_tasks(["doubling", "antonyms"], study.data), limit=5)
 
     assert {name: len(asked) for name, asked in items.items()} == {"doubling": 5, "antonyms": 5}
     with pytest.raises(UsageError, match="no task 'doubling'"):

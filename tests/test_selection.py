@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cs_localize.methods import make_method
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.search import Search, SearchResult
 from cs_localize.selection import check_items, single_head_requests
+from cs_localize.tasks import first_line_equals
 from tests.studies import TASKS, planted_config
 
 SHAPE = ModelShape(layers=12, heads=8, kv_heads=8, head_dim=64, ffn=256)
@@ -22,7 +24,7 @@ BARE = "antonyms"
 
 
 class Direct:
-    """Asks the engine in this process and counts by stage."""
+    """Asks the engine in this process, grades what it writes, and counts by stage."""
 
     def __init__(self, engine: PlantedEngine) -> None:
         self.engine = engine
@@ -33,7 +35,13 @@ class Direct:
 
     def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
         self.asked[stage] = self.asked.get(stage, 0) + len(requests)
-        return self.engine.measure(requests)
+        outcomes = self.engine.measure(requests)
+        return [
+            replace(outcome, correct=first_line_equals(outcome.text, asked.item.answer))
+            if asked.mode == "generate"
+            else outcome
+            for asked, outcome in zip(requests, outcomes, strict=True)
+        ]
 
 
 def items(tasks: Sequence[str], first: int = 0) -> dict[str, list[Item]]:

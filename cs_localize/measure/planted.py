@@ -225,7 +225,7 @@ class PlantedEngine:
         tokens = len(request.prompt_ids) + len(request.answer_ids)
         if request.mode == "score":
             return Outcome(score=score, correct=correct, text="", tokens=tokens)
-        return Outcome(float("nan"), correct, request.item.answer if correct else "?", tokens)
+        return Outcome(float("nan"), False, request.item.answer if correct else "?", tokens)
 
     def _damage(self, row: int, latent: _Latent, ablation: Ablation) -> float:
         gone = {self.shape.index(head): min(1.0, abs(1.0 - scale)) for head, scale in ablation.heads}

@@ -124,14 +124,21 @@ def test_most_unablated_answers_are_correct_and_few_are_with_many_heads_gone() -
     assert np.mean([outcome.correct for outcome in after]) < 0.2
 
 
-def test_generated_text_is_the_answer_exactly_where_it_is_correct() -> None:
+def test_generated_text_is_the_answer_exactly_where_its_score_counts_as_correct() -> None:
     engine = engine_of()
     ablations = [Ablation(), Ablation.of(engine.universal())]
     requests = [request("antonyms", n, ablation, mode="generate") for n in range(30) for ablation in ablations]
     outcomes = engine.measure(requests)
-    assert {outcome.correct for outcome in outcomes} == {True, False}
-    for asked, outcome in zip(requests, outcomes, strict=True):
-        assert outcome.text == (asked.item.answer if outcome.correct else "?")
+    quiet = PlantedOptions(TASKS, noise=0.0)
+    scored = PlantedEngine(engine.shape, quiet).measure([replace(asked, mode="score") for asked in requests])
+    agree = [
+        outcome.text == (asked.item.answer if score.correct else "?")
+        for asked, outcome, score in zip(requests, outcomes, scored, strict=True)
+    ]
+    assert np.mean(agree) > 0.95, "but for the noise, which is another in either mode"
+    assert {outcome.text for outcome in outcomes} > {"?"}
+    for outcome in outcomes:
+        assert not outcome.correct, "engines do not grade"
         assert np.isnan(outcome.score)
         assert outcome.tokens == 3
 
