@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
@@ -15,6 +16,7 @@ from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import dump_file
 from cs_localize.folder import StudyResult, load_result
+from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.report import write_report
 from cs_localize.session import engine_spec
@@ -84,13 +86,19 @@ def test_the_requests_of_a_task_are_the_masked_rows_of_the_ledger(finished: Stud
     assert len(masked) <= spent <= len(masked) + 0.02 * spent, "repeated requests are asked once and are few"
 
 
-def test_the_confirmation_asks_no_item_of_the_search(finished: StudyResult) -> None:
+def test_the_masks_of_the_search_see_no_held_out_item(finished: StudyResult) -> None:
     tables = [pq.read_table(part) for part in (finished.out / "ledger").glob("*.parquet")]
-    rows = [row for table in tables for row in table.select(["task", "item", "mode"]).to_pylist()]
+    rows = [row for table in tables for row in table.select(["task", "item", "mode", "ablation"]).to_pylist()]
     held_out = {(task, item.id) for task in TASKS for item in get_task(task).split(0, 40, 40).held_out}
-    scored = {(row["task"], row["item"]) for row in rows if row["mode"] == "score"}
-    assert scored
-    assert not scored & held_out
+    # Pairs of named heads are scored on held-out items too, at the confirmation; masks are those of the designs.
+    shape = ModelShape(**planted_config().engine.planted["shape"])
+    heads = list(shape.all_heads())
+    with np.load(finished.out / "design.npz") as design:
+        masks = np.concatenate([design[f"{task}.masks"] for task in TASKS])
+    asked = {Ablation.of(heads[i] for i in np.flatnonzero(mask)).encode() for mask in masks}
+    masked = {(row["task"], row["item"]) for row in rows if row["mode"] == "score" and row["ablation"] in asked}
+    assert len(masked) == 40 * len(TASKS)
+    assert not masked & held_out
 
 
 def test_the_closing_event_says_what_each_stage_took(finished: StudyResult) -> None:
