@@ -24,6 +24,7 @@ from cs_localize.methods.method import (
     localized,
 )
 from cs_localize.methods.tables import measure_baseline, measure_designs
+from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover import make_solver
 from cs_localize.seeds import stream
 
@@ -67,6 +68,18 @@ class Sparse:
         spent = len(next(iter(pilots.values()))) if pilots else 0
         fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, _warnings(designs))
         return localized(ranking, solver.effects_, counter, fit)
+
+    def pilot(self, measurer: Measurer, shape: ModelShape, items: Items) -> MeasurementTable | None:
+        """The outcomes of the pilot alone; None where the design has none.
+
+        Raises:
+            UsageError: if the pilot takes all requests.
+            MeasurementError: if an outcome cannot be measured.
+        """
+        pilots = self._pilots(shape, items)
+        if not pilots:
+            return None
+        return measure_designs(measurer, shape, items, pilots, measure_baseline(measurer, items), "pilot")
 
     def _pilots(self, shape: ModelShape, items: Items) -> Designs:
         pilot, requests = self.design.pilot, self.design.requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -13,7 +12,6 @@ from cs_localize.config import DesignConfig, MethodConfig, PilotConfig, SolverCo
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
-from cs_localize.measure.protocol import Mode, Request
 from cs_localize.methods import (
     METHODS,
     CountingMeasurer,
@@ -26,7 +24,8 @@ from cs_localize.methods import (
     ThinSweep,
     make_method,
 )
-from cs_localize.outcomes import Item, Outcome
+from cs_localize.outcomes import Item
+from tests.methods.builders import EngineMeasurer
 
 SHAPE = ModelShape(layers=10, heads=4, kv_heads=2, head_dim=8, ffn=16)
 TASKS = ("a", "b")
@@ -43,21 +42,6 @@ CASES: dict[str, tuple[Method, int]] = {
 }
 
 every = pytest.mark.parametrize("name", list(CASES))
-
-
-class EngineMeasurer:
-    """Asks an engine in this process."""
-
-    def __init__(self, engine: PlantedEngine) -> None:
-        self.engine = engine
-        self.asked: list[Request] = []
-
-    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
-        return Request(item, (1, int(item.id)), (2,), ablation, mode)
-
-    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
-        self.asked += requests
-        return self.engine.measure(requests)
 
 
 def world(seed: int = 0) -> EngineMeasurer:
