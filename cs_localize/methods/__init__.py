@@ -7,6 +7,7 @@ from cs_localize.methods.registry import METHODS, make_method
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
 from cs_localize.methods.tables import measure_baseline, measure_designs
+from cs_localize.methods.thompson import Thompson
 
 __all__ = [
     "METHODS",
@@ -19,6 +20,7 @@ __all__ = [
     "Sparse",
     "SparseFit",
     "ThinSweep",
+    "Thompson",
     "by_specificity",
     "make_method",
     "measure_baseline",

@@ -10,12 +10,14 @@ from cs_localize.methods.greedy import Greedy
 from cs_localize.methods.method import Method
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
+from cs_localize.methods.thompson import Thompson
 
 METHODS: dict[str, type[Method]] = {
     "sparse": Sparse,
     "sweep": ExhaustiveSweep,
     "thin_sweep": ThinSweep,
     "greedy": Greedy,
+    "thompson": Thompson,
     "random": RandomHeads,
 }
 """Every method by the name a study gives it."""

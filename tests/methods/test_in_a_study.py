@@ -22,6 +22,7 @@ OPTIONS: dict[str, object] = {
     "sweep": {"name": "sweep"},
     "thin_sweep": "thin_sweep",
     "greedy": {"name": "greedy", "options": {"heads": 2}},
+    "thompson": {"name": "thompson", "options": {"requests": 90}},
     "random": "random",
 }
 MASKED = {
@@ -29,6 +30,7 @@ MASKED = {
     "sweep": ITEMS * N_HEADS,
     "thin_sweep": 2 * N_HEADS,
     "greedy": ITEMS * (2 * N_HEADS - 1),
+    "thompson": 90,
     "random": 0,
 }
 """Requests a task before the naming."""

@@ -22,6 +22,7 @@ from cs_localize.methods import (
     RandomHeads,
     Sparse,
     ThinSweep,
+    Thompson,
     make_method,
 )
 from cs_localize.outcomes import Item
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[Method, int]] = {
     "thin_sweep": (ThinSweep(items=3, seed=1), 3 * 40),
     # After the first sweep: the chosen head alone (asked before), 39 pairs; both, 38 triples.
     "greedy": (Greedy(heads=3), 8 * (40 + 39 + 38)),
+    "thompson": (Thompson(requests=130, batch=20, seed=2), 130),
     "random": (RandomHeads(seed=1), 0),
 }
 
@@ -121,6 +123,31 @@ def test_greedy_finds_a_backup_that_no_single_head_shows() -> None:
     assert swept.ranking["b"][1] != engine.backup("b")
 
 
+def test_thompson_asks_the_heads_that_matter_more_often_than_others() -> None:
+    measurer = world()
+    CASES["thompson"][0].localize(measurer, SHAPE, ITEMS, {})
+    strongest = next(iter(measurer.engine.truth("b")))
+    asked = Counter(head for r in measurer.asked if r.item.task == "b" for head, _ in r.ablation.heads)
+    assert asked[strongest] == len(ITEMS["b"]), "as often as there are items"
+    assert 130 / 40 < asked[strongest] > np.median(list(asked.values()))
+
+
+def test_thompson_with_requests_for_everything_is_a_sweep_that_stops() -> None:
+    found = Thompson(requests=1000, batch=50).localize(world(), SHAPE, ITEMS, {})
+    swept = ExhaustiveSweep().localize(world(), SHAPE, ITEMS, {})
+    assert found.requests == dict.fromkeys(TASKS, 8 * 40)
+    np.testing.assert_allclose(np.array(found.effects) * 9 / 8, swept.effects)
+
+
+def test_thompson_rewards_damage_to_the_task_and_not_to_its_controls() -> None:
+    for seed in range(3):
+        measurer = world(seed)
+        found = Thompson(requests=200, seed=seed).localize(measurer, SHAPE, ITEMS, {})
+        for task in TASKS:
+            assert found.ranking[task][0] in measurer.engine.truth(task)
+            assert found.ranking[task][0] not in measurer.engine.universal()
+
+
 def test_a_repeated_request_is_counted_once() -> None:
     counter = CountingMeasurer(world())
     item = ITEMS["a"][0]
@@ -164,6 +191,8 @@ def test_a_study_gives_a_method_its_options_and_what_else_it_has_a_field_for() -
         ({"name": "random", "options": {"seed": 2}}, "method 'random' has no option 'seed'; it has none"),
         ({"name": "thin_sweep", "options": {"items": 0}}, "option 'items' is 0; give a whole number of at least 1"),
         ({"name": "thin_sweep", "options": {"items": True}}, "option 'items' is True; give a whole number"),
+        ({"name": "thompson", "options": {"requests": 0}}, "option 'requests' is 0; give a whole number of at least 1"),
+        ({"name": "thompson", "options": {"spread": 0}}, "option 'spread' is 0; give a number above 0"),
         ({"name": "sweep", "options": {"floor": -1}}, "option 'floor' is -1; give a number above 0"),
     ],
 )
