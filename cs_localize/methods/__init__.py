@@ -1,5 +1,6 @@
 """The ways of localizing, behind one interface that counts requests; a study names one of them."""
 
+from cs_localize.methods.attribution import Attribution, head_slopes_from_spec
 from cs_localize.methods.counting import CountingMeasurer
 from cs_localize.methods.greedy import Greedy
 from cs_localize.methods.method import Localization, Method, SparseFit, by_specificity
@@ -11,6 +12,7 @@ from cs_localize.methods.thompson import Thompson
 
 __all__ = [
     "METHODS",
+    "Attribution",
     "CountingMeasurer",
     "ExhaustiveSweep",
     "Greedy",
@@ -22,6 +24,7 @@ __all__ = [
     "ThinSweep",
     "Thompson",
     "by_specificity",
+    "head_slopes_from_spec",
     "make_method",
     "measure_baseline",
     "measure_designs",

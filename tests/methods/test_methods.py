@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -12,8 +13,10 @@ from cs_localize.config import DesignConfig, MethodConfig, PilotConfig, SolverCo
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
+from cs_localize.measure.protocol import Mode, Request
 from cs_localize.methods import (
     METHODS,
+    Attribution,
     CountingMeasurer,
     ExhaustiveSweep,
     Greedy,
@@ -41,6 +44,8 @@ CASES: dict[str, tuple[Method, int]] = {
     "greedy": (Greedy(heads=3), 8 * (40 + 39 + 38)),
     "thompson": (Thompson(requests=130, batch=20, seed=2), 130),
     "random": (RandomHeads(seed=1), 0),
+    # Three passes an item, which ask the measurer nothing.
+    "attribution": (Attribution(lambda requests: np.ones((len(requests), 40)) * np.arange(40)), 3 * 8),
 }
 
 every = pytest.mark.parametrize("name", list(CASES))
@@ -71,7 +76,7 @@ def test_every_head_is_ranked_once_for_every_task(name: str) -> None:
         assert sorted(heads) == sorted(SHAPE.all_heads())
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in CASES if name != "attribution"])
 def test_requests_are_counted_by_task_as_the_engine_saw_them(name: str) -> None:
     method, expected = CASES[name]
     measurer = world()
@@ -146,6 +151,28 @@ def test_thompson_rewards_damage_to_the_task_and_not_to_its_controls() -> None:
         for task in TASKS:
             assert found.ranking[task][0] in measurer.engine.truth(task)
             assert found.ranking[task][0] not in measurer.engine.universal()
+
+
+def test_attribution_is_the_mean_slope_of_the_items_and_counts_three_requests_for_each() -> None:
+    items = {"a": ITEMS["a"][:2], "b": ITEMS["b"]}
+    slopes = np.random.default_rng(0).normal(size=(10, 40))
+    measurer = world()
+    found = Attribution(lambda requests: slopes).localize(measurer, SHAPE, items, {})
+    assert found.effects == pytest.approx(np.stack([slopes[:2].mean(axis=0), slopes[2:].mean(axis=0)]))
+    assert (found.requests, found.tokens) == ({"a": 6, "b": 24}, {"a": 18, "b": 72})
+    assert not measurer.asked
+
+
+def test_attribution_without_a_model_or_with_several_answers_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="needs a model's gradients"):
+        Attribution().localize(world(), SHAPE, ITEMS, {})
+
+    class Choosing(EngineMeasurer):
+        def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+            return replace(super().request(item, ablation, mode), choices=(((1,), (2,)), ((1,), (3,))))
+
+    with pytest.raises(UsageError, match="needs one reference answer, and task 'a' is multiple choice"):
+        CASES["attribution"][0].localize(Choosing(world().engine), SHAPE, ITEMS, {})
 
 
 def test_a_repeated_request_is_counted_once() -> None:
