@@ -280,6 +280,7 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     names = (*config.tasks, *config.controls)
     tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
     make_method(config)
+    data_hashes(config, tasks)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
     if config.engine.name == "planted" and config.method.name == "attribution":
@@ -288,9 +289,20 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
 
 
 def data_hashes(config: StudyConfig, tasks: Mapping[str, Capability]) -> dict[str, str]:
-    """Hashes of the tasks of the user's own among some tasks, by name."""
+    """Hashes of the tasks of the user's own among some tasks, by name, and of the user's own masks as ``design.masks``.
+
+    Raises:
+        UsageError: if the masks cannot be read.
+    """
     own = {name: task for name, task in tasks.items() if name in config.data}
-    return {name: content_hash(task) for name, task in own.items() if isinstance(task, Task)}
+    hashes = {name: content_hash(task) for name, task in own.items() if isinstance(task, Task)}
+    if config.design.masks is None:
+        return hashes
+    try:
+        content = Path(config.design.masks).read_bytes()
+    except OSError as error:
+        raise UsageError(f"design.masks: cannot read {config.design.masks}: {error.strerror}") from None
+    return hashes | {"design.masks": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def own_session(

@@ -2,10 +2,11 @@
 
 from cs_localize.plan.plan import plan_study
 from cs_localize.plan.table import plan_lines
-from cs_localize.plan.values import Cost, Expected, Plan, Planned, Rate, Stage, Suggestion, UnitCost, Units
+from cs_localize.plan.values import Cost, Covered, Expected, Plan, Planned, Rate, Stage, Suggestion, UnitCost, Units
 
 __all__ = [
     "Cost",
+    "Covered",
     "Expected",
     "Plan",
     "Planned",

@@ -80,7 +80,7 @@ def _baseline(planned: Planned) -> Stage:
 
 def _masked_search(planned: Planned) -> list[Stage]:
     design = planned.config.design
-    pilot = planned.shape.layers * design.pilot.requests_a_layer
+    pilot = design.pilot_requests(planned.shape.layers)
 
     def stage(name: str, requests: int) -> Stage:
         asked = {task: (items, requests / len(items)) for task, items in planned.search.items()}

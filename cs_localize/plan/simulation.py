@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,10 @@ from scipy.stats import binomtest
 from cs_localize.design import fragile_layers
 from cs_localize.design.draw import Unit
 from cs_localize.errors import UsageError
-from cs_localize.heads import Ablation, ModelShape
+from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
-from cs_localize.methods import Sparse
+from cs_localize.methods import Sparse, make_method
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.plan.values import Expected, Interval, Planned
 from cs_localize.seeds import stream
@@ -88,13 +88,19 @@ class PlantedWorld:
         planned, config = self._planned, self._planned.config
         block = min(config.design.block, *(len(items) for items in planned.search.values()))
         design = config.design.model_copy(update={"unit": unit, "requests": requests, "block": block})
-        method = Sparse(design, config.solver, self._seed)
+        method = make_method(config.model_copy(update={"design": design, "seed": self._seed}))
         found = method.localize(self._measurer, planned.shape, planned.search, planned.relatives)
-        marks = []
-        for task, heads in found.ranking.items():
-            truth = list(self.engine.truth(task))
-            marks.append((heads[0] == truth[0], len({*heads[: self.k]} & {*truth}) / self.k))
-        return marks
+        return [self._mark(task, heads) for task, heads in found.ranking.items()]
+
+    def _mark(self, task: str, ranking: Sequence[Head]) -> Mark:
+        """Where masks knock out whole KV groups, it is groups that can be found."""
+        groups = self._planned.config.design.knock_out == "kv_group"
+
+        def found(heads: Iterable[Head]) -> list[Head]:
+            return list(dict.fromkeys(self._planned.shape.kv_group(head)[0] if groups else head for head in heads))
+
+        first, truth = found(ranking), found(self.engine.truth(task))
+        return first[0] == truth[0], len({*first[: len(truth)]} & {*truth}) / len(truth)
 
 
 class _Planted:
