@@ -87,7 +87,7 @@ def _generator(planned: Planned, pilot: MeasurementTable | None) -> tuple[Plante
     known = {
         name: value for name, value in given.items() if name not in ("shape", "tasks", "without", "seed", "delay_s")
     }
-    generator = fitting(PlantedOptions(tuple(planned.search), **known), planned.shape)
+    generator = fitting(PlantedOptions.parse({"tasks": tuple(planned.search), **known}), planned.shape)
     if generator is None:
         return None, f"{planned.shape.n_heads} heads are too few to plant some for each task, so nothing is simulated"
     source = "assumed, until a pilot was run"
