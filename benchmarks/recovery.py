@@ -19,7 +19,8 @@ heads, and every draw, follow from the seed of the repeat.
 
 All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
 sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers),
-cut to the budget. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
+cut to the budget; Thompson sampling is run anew for every budget. Attribution patching needs gradients, which the
+generator has not. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
 stands for the ceiling of recall and damage, and orders heads no better than least squares. `hit`: the strongest
 specific head comes first. `recall`: share of the k specific heads among the first k. `damage`: mean damage on fresh
 items with the first k heads zeroed together, less the mean over the other tasks, as a share of the same for the k
@@ -36,6 +37,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +47,10 @@ from cs_localize.design import Design, draw_design, inclusion_rates
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
-from cs_localize.methods import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, by_specificity
+from cs_localize.methods import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, Thompson, by_specificity
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import make_solver, selection_frequencies
+from cs_localize.report.svg import Axes, element, label, picture
 from processes import positive
 
 TASKS = ("a", "b", "c", "d")
@@ -70,6 +73,7 @@ SOLVERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 BUDGETS = (1 / 3, 2 / 3, 1, 2, 4)
 """Requests a task, in multiples of the number of heads."""
+_PANEL = (330, 230)
 _MOST_NAMED = 50  # beyond, four tasks leave too few other heads of 270
 COLUMNS = ("heads", "named", "requests", "method", "repeats", "hit", "recall", "damage")
 
@@ -153,6 +157,9 @@ def rankings(engine: PlantedEngine, seed: int, greedy: int) -> Iterator[tuple[in
     for name, method in methods.items():
         found = method.localize(measurer, shape, SEARCH, {})
         yield found.requests["a"], name.rstrip(" 124"), found.ranking
+    for budget in BUDGETS:
+        found = Thompson(requests=int(budget * shape.n_heads), seed=seed).localize(measurer, shape, SEARCH, {})
+        yield found.requests["a"], "thompson", found.ranking
     largest = int(max(BUDGETS) * shape.n_heads)
     table = measured(engine, largest, seed)
     for budget in BUDGETS:
@@ -239,37 +246,44 @@ def fresh_damage(engine: PlantedEngine, task: str, heads: Sequence[Head]) -> flo
 
 
 def plot(rows: Sequence[tuple[object, ...]]) -> str:
-    """Recall against requests as SVG, a panel a size; the same colour for a method everywhere."""
+    """Hit, recall and damage against requests as SVG, a row a size; the same colour for a method everywhere."""
     methods = sorted({str(row[3]) for row in rows})
-    colour = {method: f"hsl({360 * i // len(methods)},65%,40%)" for i, method in enumerate(methods)}
-    panels = sorted({(int(str(row[0])), int(str(row[1]))) for row in rows})
-    parts = []
-    for number, (heads, named) in enumerate(panels):
-        lines = defaultdict(list)
+    sizes = sorted({(int(str(row[0])), int(str(row[1]))) for row in rows})
+    axes = Axes(*_PANEL, place=lambda multiple: (np.log2(multiple) + 2) / 8)
+    panels = []
+    for (line, (heads, named)), (column, mark) in product(enumerate(sizes), enumerate(("hit", "recall", "damage"))):
+        curves = defaultdict(list)
         for row in rows:
             if row[:2] == (heads, named) and int(str(row[2])):
-                x = 40 + 40 * (np.log2(int(str(row[2])) / heads) + 2)
-                lines[str(row[3])].append((x, 180 - 160 * float(str(row[6]))))
-        left, top = 20 + 380 * (number % 2), 30 + 230 * (number // 2)
-        parts.append(f'<g transform="translate({left},{top})"><text x="40" y="10">N = {heads}, k = {named}</text>')
-        parts.append('<path d="M40 20V180H360" fill="none" stroke="#888"/><text x="8" y="24">1.0</text>')
-        parts.append('<text x="8" y="184">0.0</text><text x="130" y="200">requests / N: 1/4 ... 64 (doubling)</text>')
-        for method, points in lines.items():
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(points))
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour[method]}" stroke-width="2"/>')
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour[method]}"/>' for x, y in points]
-        parts.append("</g>")
-    bottom = 50 + 230 * ((len(panels) + 1) // 2)
-    for number, method in enumerate(methods):
-        x, y = 40 + 120 * (number % 6), bottom + 18 * (number // 6)
-        parts.append(f'<text x="{x}" y="{y}" fill="{colour[method]}">{method}</text>')
-    parts.insert(0, "<title>recall of the planted heads against requests</title>")
-    style = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12"'
-    return f'<svg {style} width="800" height="{bottom + 50}">{"".join(parts)}</svg>\n'
+                value = min(1.0, max(0.0, float(str(row[COLUMNS.index(mark)]))))
+                curves[str(row[3])].append((int(str(row[2])) / heads, value, f"{row[3]}, {row[2]} requests: {value}"))
+        drawn = [axes.curve(sorted(points), f"m{methods.index(name)}") for name, points in curves.items()]
+        title = label(axes.width / 2, -2, f"{mark}, N = {heads:,}, k = {named}")
+        content = title + axes.frame((1, 2, 4, 8, 16, 32), "requests a task / N") + "".join(drawn)
+        place = f"translate({column * axes.width},{20 + line * (axes.height + 20)})"
+        panels.append(element("g", content, transform=place))
+    bottom = 40 + len(sizes) * (axes.height + 20)
+    names = [
+        element("text", name, x=46 + 160 * (number % 6), y=bottom + 18 * (number // 6), class_=f"m{number}")
+        for number, name in enumerate(methods)
+    ]
+    colours = [f"hsl({360 * number // len(methods)},65%,40%)" for number in range(len(methods))]
+    rules = [f".m{n}{{stroke:{c};fill:{c}}}text.m{n}{{stroke:none}}" for n, c in enumerate(colours)]
+    style = element(
+        "style", "text{font:12px sans-serif}.grid{stroke:#ddd}polyline{fill:none!important}" + "".join(rules)
+    )
+    height = bottom + 18 * (1 + len(methods) // 6)
+    return picture(
+        3 * axes.width,
+        height,
+        "hit, recall and damage of the planted heads against requests",
+        style + "".join(panels + names),
+        xmlns="http://www.w3.org/2000/svg",
+    )
 
 
 def speed(large: bool) -> None:
-    """Prints the seconds of every solver, and the growth with heads and requests."""
+    """Prints the CPU seconds of every solver, and the growth with heads and requests."""
     print("    heads  requests  what                   seconds  peak memory, GiB")
     for heads, requests in ((270, 900), (512, 1500), (1024, 3000)):
         table = one_task(heads, requests)
@@ -281,6 +295,8 @@ def speed(large: bool) -> None:
         table = one_task(5120, 15_000)
         for name in ("lasso", "omp"):
             clock(5120, 15_000, name, partial(make_solver(name).fit, table))
+        resample = partial(selection_frequencies, table, make_solver("lasso"), 30, np.random.default_rng(0))
+        clock(5120, 15_000, "lasso, 30 resamples", resample)
 
 
 def one_task(heads: int, requests: int) -> MeasurementTable:
@@ -297,11 +313,11 @@ def one_task(heads: int, requests: int) -> MeasurementTable:
 
 
 def clock(heads: int, requests: int, what: str, call: Callable[[], object]) -> None:
-    """Times one call and prints a row."""
-    start = time.perf_counter()
+    """Times one call and prints a row; seconds of the processor, whatever else the machine does."""
+    start = time.process_time()
     call()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{heads:>9,} {requests:>9,}  {what:<22} {time.perf_counter() - start:>7.2f}  {peak:.2f}", flush=True)
+    print(f"{heads:>9,} {requests:>9,}  {what:<22} {time.process_time() - start:>7.2f}  {peak:.2f}", flush=True)
 
 
 if __name__ == "__main__":

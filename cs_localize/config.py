@@ -107,7 +107,7 @@ class PilotConfig(_Section):
 class MethodConfig(_Section):
     """How the heads are localized; a bare name stands for the method with its defaults."""
 
-    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "random"] = Field(
+    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "thompson", "attribution", "random"] = Field(
         "sparse", description="The method; sparse has the sections design and solver for its options."
     )
     options: _Options = Field(default_factory=dict, description="Its parameters; see the method's docstring.")
@@ -129,7 +129,62 @@ class DesignConfig(_Section):
     requests: int = Field(900, ge=1, le=1_000_000, description="Masked search requests a task, the pilot's included.")
     density: float = Field(0.06, gt=0, le=0.5, description="Share of heads knocked out in a layer that is not fragile.")
     fragile_density: float = Field(0.015, gt=0, le=0.5, description="The same in a fragile layer.")
+    layer_density: dict[str, Annotated[float, Field(ge=0, le=0.5)]] = Field(
+        default_factory=dict,
+        description="The same by layer or range of layers, such as '0-2': 0.01, whether fragile or not.",
+    )
+    knock_out: Literal["head", "kv_group"] = Field(
+        "head", description="What is knocked out: single heads, or all query heads of a KV group together."
+    )
+    masks: str | None = Field(
+        None,
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        description="File of your own masks in place of drawn ones and a pilot: .npy, .npz, or JSON Lines of lists of "
+        "heads; relative to the study file.",
+    )
     pilot: PilotConfig = PilotConfig()
+
+    @field_validator("layer_density", mode="before")
+    @classmethod
+    def _layers_are_text(cls, value: object) -> object:
+        """YAML reads the key 3 as a number."""
+        if not isinstance(value, dict):
+            return value
+        return {str(key) if type(key) is int else key: share for key, share in value.items()}
+
+    @model_validator(mode="after")
+    def _masks_and_layers_make_sense(self) -> DesignConfig:
+        drawn = ("kind", "density", "fragile_density", "layer_density", "knock_out")
+        # A study that is written down has every default in it, so what counts is what differs from them.
+        given = [
+            name
+            for name in drawn
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        if self.masks is not None and given:
+            raise ValueError(f"masks of your own leave nothing for {given[0]} to say; give one of the two")
+        self.densities  # noqa: B018  # raises
+        return self
+
+    @property
+    def densities(self) -> dict[int, float]:
+        """``layer_density`` by single layer."""
+        found: dict[int, float] = {}
+        for layers, share in self.layer_density.items():
+            match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", layers)
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if first > last:
+                raise ValueError(f"layer_density: '{layers}' is neither a layer, such as 3, nor a range, such as 0-2")
+            for layer in range(first, last + 1):
+                if layer in found:
+                    raise ValueError(f"layer_density gives layer {layer} twice")
+                found[layer] = share
+        return found
+
+    def pilot_requests(self, layers: int) -> int:
+        """Requests of the pilot for every task of a model of so many layers."""
+        return 0 if self.masks is not None else layers * self.pilot.requests_a_layer
 
 
 class SolverConfig(_Section):
@@ -313,10 +368,11 @@ class StudyConfig(_Section):
             )
         if self.select.by == "knockoffs" and self.method.name != "sparse":
             raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
-        if self.select.by == "knockoffs" and (self.design.kind, self.design.unit) != ("bernoulli", "request"):
+        drawn = (self.design.kind, self.design.unit, self.design.knock_out, self.design.masks)
+        if self.select.by == "knockoffs" and drawn != ("bernoulli", "request", "head", None):
             raise ValueError(
-                "knockoffs need masks drawn independently for every request; set design.kind to bernoulli and "
-                "design.unit to request, or select.by to tests"
+                "knockoffs need masks of heads drawn independently for every request; set design.kind to bernoulli, "
+                "design.unit to request and design.knock_out to head, or select.by to tests"
             )
         if self.crosscheck.enabled and not (self.confirm.enabled and self.confirm.random_draws):
             raise ValueError("the cross-check needs the confirmation with random draws; set crosscheck.enabled: false")
@@ -328,12 +384,15 @@ class StudyConfig(_Section):
         return self
 
     def located(self, folder: Path) -> StudyConfig:
-        """The study with the files of its own tasks as absolute paths; relative ones are in the given folder."""
+        """The study with the files of its own tasks and masks as absolute paths; relative ones are in the folder."""
         at = {
             name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
             for name, data in self.data.items()
         }
-        return self.model_copy(update={"data": at})
+        design = self.design
+        if design.masks is not None:
+            design = design.model_copy(update={"masks": os.path.abspath(folder / design.masks)})
+        return self.model_copy(update={"data": at, "design": design})
 
 
 def parse_study(data: object, source: str = "study") -> StudyConfig:

@@ -30,7 +30,9 @@ class Provenance(_File):
     model_fingerprint: str = Field(description="Hash of the model's files.")
     seed: int = Field(description="Seed of splits, masks and resamples.")
     packages: dict[str, str] = Field(description="Versions of the packages the measurement depends on.")
-    data: dict[str, str] = Field({}, description="Tasks of the user's own, by name: hash of questions and format.")
+    data: dict[str, str] = Field(
+        {}, description="Hashes of what is the user's own: by name of a task its questions and format; design.masks."
+    )
 
     def current(self, engine: str, data: dict[str, str]) -> bool:
         """Whether this version of the package found it, with the engine of that fingerprint and those own tasks."""
@@ -85,6 +87,14 @@ class TaskFinding(_File):
     items: int = Field(description="Search items.")
     tests_a_head: float | None = Field(
         description="Smallest number of different masks that knock out a head; null for methods without masks."
+    )
+    overlap: float | None = Field(
+        None, description="Heads that two different masks have in common, on average; null for methods without masks."
+    )
+    coherence: float | None = Field(
+        None,
+        description="Largest absolute correlation of two heads over the masked requests, 0 to 1: two at 1 cannot be "
+        "told apart; null for methods without masks.",
     )
     requests: int = Field(description="Masked search requests spent on this task, pilot, tests and naming included.")
     baseline_requests: int = Field(description="Unablated requests on search items.")

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cs_localize.errors import UsageError
@@ -95,6 +95,11 @@ class ModelShape:
     def n_neurons(self) -> int:
         """All FFN neurons of the model: layers x ffn."""
         return self.layers * self.ffn
+
+    @property
+    def groups(self) -> ModelShape:
+        """The geometry with a KV group for a head."""
+        return replace(self, heads=self.kv_heads)
 
     def index(self, head: Head) -> int:
         """Position of a head in every array over heads: layer by layer.

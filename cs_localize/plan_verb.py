@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,7 +66,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     plan = plan_study(
         planned,
         rate=rate,
-        pilot=earlier_pilot(planned, Path(config.ledger or out / "ledger"), spec),
+        pilot=earlier_pilot(planned, Path(config.ledger or out / "ledger"), spec, encoder, tasks),
         confidence=arguments.confidence,
         repeats=arguments.repeats,
         shares_prefixes=spec.name == "vllm",
@@ -132,39 +131,49 @@ def planned_study(
     return Planned(config, spec.shape, asked.search, asked.held_out, relatives, request)
 
 
-def earlier_pilot(planned: Planned, folder: Path, spec: EngineSpec) -> MeasurementTable | None:
+class _Recorded(_Unasked):
+    """The same, but what a ledger holds is answered from it."""
+
+    def __init__(self, spec: EngineSpec, encoder: ItemEncoder, folder: Path, tasks: Mapping[str, Capability]) -> None:
+        from cs_localize.measure.ledger import Ledger
+
+        super().__init__(spec, encoder)
+        self._tasks = tasks
+        self._ledger = Ledger(folder, spec.fingerprint)
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Outcome:
+        parts = [self._recorded(part) for part in request.parts]
+        return self._tasks[request.item.task].outcome(request.item, parts) if request.choices else parts[0]
+
+    def _recorded(self, request: Request) -> Outcome:
+        from cs_localize.measure.ledger import outcome_key
+
+        outcome = self._ledger.get(outcome_key(self._spec.fingerprint, request))
+        if outcome is None:
+            raise _NothingMeasured
+        return outcome
+
+
+def earlier_pilot(
+    planned: Planned, folder: Path, spec: EngineSpec, encoder: ItemEncoder, tasks: Mapping[str, Capability]
+) -> MeasurementTable | None:
     """The outcomes of the study's pilot, if a ledger holds them all.
 
     Raises:
         LedgerError: if the ledger cannot be read.
     """
-    import numpy as np
+    from cs_localize.methods import Sparse
 
-    from cs_localize.heads import Ablation
-    from cs_localize.measure.ledger import Ledger, outcome_key
-    from cs_localize.plan import measured_table, pilot_designs
-
-    designs = pilot_designs(planned)
-    if not designs or not folder.is_dir():
+    config = planned.config
+    if not folder.is_dir():
         return None
-    ledger = Ledger(folder, spec.fingerprint)
-
-    def score(item: Item, ablation: Ablation) -> float:
-        request = replace(planned.request(item, "score"), ablation=ablation)
-        outcome = ledger.get(outcome_key(spec.fingerprint, request))
-        return np.nan if outcome is None else outcome.score
-
-    heads = list(planned.shape.all_heads())
-    baseline = {task: np.array([score(item, Ablation()) for item in items]) for task, items in planned.search.items()}
-    scores = np.array(
-        [
-            score(planned.search[task][item], Ablation.of(heads[i] for i in np.flatnonzero(mask)))
-            for task, design in designs.items()
-            for mask, item in zip(design.masks, design.items, strict=True)
-        ]
-    )
-    table = measured_table(planned, designs, baseline, scores)
-    return table if np.isfinite(table.damage()).all() else None
+    method = Sparse(config.design, config.solver, config.seed)
+    with suppress(_NothingMeasured):
+        return method.pilot(_Recorded(spec, encoder, folder, tasks), planned.shape, planned.search)
+    return None
 
 
 def earlier_rate(out: Path, spec: EngineSpec) -> Rate | None:

@@ -264,10 +264,13 @@ def _spending(found: Localization, baseline: Sequence[Outcome], selection: Selec
 
 def _ground(found: Localization, task: str, baseline: Sequence[Outcome]) -> dict[str, float | None]:
     """What the ranking of a task stands on, as far as the method can tell."""
+    covered = found.sparse.coverage[task] if found.sparse else None
     return {
         "baseline_score": float(np.mean([outcome.score for outcome in baseline])) if baseline else None,
         "baseline_accuracy": float(np.mean([outcome.correct for outcome in baseline])) if baseline else None,
-        "tests_a_head": found.sparse.designs[task].coverage().tests_min if found.sparse else None,
+        "tests_a_head": covered.tests_min if covered else None,
+        "overlap": covered.overlap if covered else None,
+        "coherence": covered.coherence if covered else None,
     }
 
 

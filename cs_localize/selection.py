@@ -15,7 +15,7 @@ from cs_localize.errors import UsageError
 from cs_localize.heads import Head, ModelShape
 from cs_localize.methods import SparseFit
 from cs_localize.outcomes import MeasurementTable
-from cs_localize.recover import knockoff_selection, single_head_tests
+from cs_localize.recover import SingleHeadTests, knockoff_selection, single_head_tests
 from cs_localize.seeds import stream
 
 _STAGE = "testing"
@@ -168,7 +168,12 @@ def select_candidates(
     """
     tried = {task: tuple(candidates[task][: select.candidates]) for task in candidates}
     if select.by == "tests":
-        return _by_tests(shape, tried, items, relatives, select, floor, seed, measure)
+        requests = single_head_requests(shape, tried, items, relatives, select.tests)
+        alone = measure(requests.designs, _STAGE)
+        positions = {task: [shape.index(head) for head in heads] for task, heads in tried.items()}
+        least, rng = select.tests.least_effect, stream(seed, "tests")
+        tests = single_head_tests(alone, positions, relatives, rng, least_effect=least, floor=floor)
+        return _by_tests(tried, requests, alone, tests, select)
     none, nothing = dict[str, int].fromkeys(tried, 0), {task: dict[Head, TestedHead]() for task in tried}
     if select.by == "naming":
         return Selection(tried, dict.fromkeys(tried, ()), "", nothing, none, none)
@@ -187,24 +192,16 @@ def select_candidates(
 
 
 def _by_tests(
-    shape: ModelShape,
     tried: dict[str, tuple[Head, ...]],
-    items: Mapping[str, int],
-    relatives: Mapping[str, Collection[str]],
+    requests: SingleHeadRequests,
+    alone: MeasurementTable,
+    tests: SingleHeadTests,
     select: SelectConfig,
-    floor: float,
-    seed: int,
-    measure: Measure,
 ) -> Selection:
-    requests = single_head_requests(shape, tried, items, relatives, select.tests)
-    alone = measure(requests.designs, _STAGE)
-    positions = {task: [shape.index(head) for head in heads] for task, heads in tried.items()}
-    tests = single_head_tests(
-        alone, positions, relatives, stream(seed, "tests"), least_effect=select.tests.least_effect, floor=floor
-    )
+    """The candidates that pass their tests, on the outcomes of their requests."""
     tested: dict[str, dict[Head, TestedHead]] = {task: {} for task in tried}
     for task, head, p, q in zip(tests.task, tests.head, tests.p, tests.adjusted(select.tests.correction), strict=True):
-        tested[alone.tasks[task]][shape.head(int(head))] = TestedHead(float(p), float(q))
+        tested[alone.tasks[task]][alone.shape.head(int(head))] = TestedHead(float(p), float(q))
     passed = {
         task: {head for head, test in heads.items() if test.q <= select.error_rate} for task, heads in tested.items()
     }

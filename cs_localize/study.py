@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cs_localize import __version__
 from cs_localize.asking import ask_items, load_tasks
@@ -35,7 +36,7 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.measure.spec import EngineSpec
-from cs_localize.methods import make_method
+from cs_localize.methods import head_slopes_from_spec, make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.report import write_report
@@ -106,7 +107,7 @@ class Study:
             self._search_items,
             self._relatives,
             self._session.measurer,
-            make_method(self._config),
+            make_method(self._config, self._slopes),
             self._progress.note,
         ).run()
         arrays: dict[str, Any] = {"seed": np.array(self._config.seed)}
@@ -212,6 +213,13 @@ class Study:
         except CsLocalizeError:  # there is none, or none that can be read
             return []
 
+    def _slopes(self, requests: Sequence[Request]) -> NDArray[np.float64]:
+        self._session.measurer.release()  # gradients want all cores
+        with self._progress.stage("slopes", len(requests)):
+            slopes = run_on_worker(head_slopes_from_spec, self._attribution_spec, requests, cores=self._session.cores)
+            self._progress.advance(len(requests))
+        return slopes
+
     def _locate(self, task: str, named: Sequence[Head]) -> NeuronSet:
         drawn = random_heads(named, self._session.shape, stream(self._config.seed, "attribution", task))
         with self._progress.stage(f"neurons: {task}", 1):
@@ -231,7 +239,7 @@ class Study:
 
     @property
     def _attribution_spec(self) -> EngineSpec:
-        """The engine that locates neurons: gradients of bfloat16 are coarse, and all cores are free then."""
+        """The engine that differentiates: gradients of bfloat16 are coarse, and all cores are free then."""
         return replace(self._session.spec, name="hf", dtype="float32", resources={"threads": self._session.cores})
 
     def _neuron_file(self, task: str, named: Sequence[Head]) -> Path:
@@ -272,15 +280,29 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     names = (*config.tasks, *config.controls)
     tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
     make_method(config)
+    data_hashes(config, tasks)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")
+    if config.engine.name == "planted" and config.method.name == "attribution":
+        raise UsageError("the planted engine has no gradients for the method attribution; name another method")
     return tasks
 
 
 def data_hashes(config: StudyConfig, tasks: Mapping[str, Capability]) -> dict[str, str]:
-    """Hashes of the tasks of the user's own among some tasks, by name."""
+    """Hashes of the tasks of the user's own among some tasks, by name, and of the user's own masks as ``design.masks``.
+
+    Raises:
+        UsageError: if the masks cannot be read.
+    """
     own = {name: task for name, task in tasks.items() if name in config.data}
-    return {name: content_hash(task) for name, task in own.items() if isinstance(task, Task)}
+    hashes = {name: content_hash(task) for name, task in own.items() if isinstance(task, Task)}
+    if config.design.masks is None:
+        return hashes
+    try:
+        content = Path(config.design.masks).read_bytes()
+    except OSError as error:
+        raise UsageError(f"design.masks: cannot read {config.design.masks}: {error.strerror}") from None
+    return hashes | {"design.masks": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def own_session(

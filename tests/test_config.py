@@ -154,11 +154,54 @@ def test_more_heads_cannot_be_named_than_are_candidates() -> None:
     assert refusal({**MINIMAL, "select": {"limit": 11}}) == "'select': limit (11) cannot exceed candidates (10)"
 
 
-@pytest.mark.parametrize("design", [{}, {"kind": "bernoulli", "unit": "block"}])
+@pytest.mark.parametrize(
+    "design",
+    [{}, {"kind": "bernoulli", "unit": "block"}, {"kind": "bernoulli", "knock_out": "kv_group"}, {"masks": "m.npy"}],
+)
 def test_knockoffs_are_for_masks_drawn_independently_for_every_request(design: dict[str, str]) -> None:
     message = refusal({**MINIMAL, "select": {"by": "knockoffs"}, "design": design})
-    assert "set design.kind to bernoulli and design.unit to request, or select.by to tests" in message
+    assert "set design.kind to bernoulli, design.unit to request and design.knock_out to head" in message
     assert parse_study({**MINIMAL, "select": {"by": "knockoffs"}, "design": {"kind": "bernoulli"}})
+
+
+def test_densities_are_given_by_layer_or_range_of_layers() -> None:
+    design = parse_study({**MINIMAL, "design": {"layer_density": {0: 0.01, "3-5": 0.02}}}).design
+    assert design.densities == {0: 0.01, 3: 0.02, 4: 0.02, 5: 0.02}
+    assert (
+        parse_study(yaml.safe_load(dump_study(parse_study({**MINIMAL, "design": design.model_dump()})))).design
+        == design
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ({"first": 0.1}, "'first' is neither a layer, such as 3, nor a range, such as 0-2"),
+        ({"5-3": 0.1}, "'5-3' is neither a layer"),
+        ({-1: 0.1}, "'-1' is neither a layer"),
+        ({"0-2": 0.1, 2: 0.2}, "layer_density gives layer 2 twice"),
+        ({0: 0.7}, "less than or equal to 0.5"),
+        ({True: 0.1}, "write the name True in quotes"),
+        ([0.1], "give options"),
+    ],
+)
+def test_layers_that_are_none_are_refused(layers: object, problem: str) -> None:
+    assert problem in refusal({**MINIMAL, "design": {"layer_density": layers}})
+
+
+def test_masks_of_ones_own_exclude_what_only_drawn_ones_have() -> None:
+    for name, value in {
+        "density": 0.1,
+        "kind": "bernoulli",
+        "knock_out": "kv_group",
+        "layer_density": {0: 0.1},
+    }.items():
+        message = refusal({**MINIMAL, "design": {"masks": "m.npy", name: value}})
+        assert message == f"'design': masks of your own leave nothing for {name} to say; give one of the two"
+    study = parse_study({**MINIMAL, "design": {"masks": "m.npy"}})
+    assert study.design.pilot_requests(30) == 0
+    assert parse_study(yaml.safe_load(dump_study(study))) == study
+    assert study.located(Path("/studies")).design.masks == "/studies/m.npy"
 
 
 def test_a_study_cannot_be_changed_once_validated() -> None:

@@ -11,6 +11,7 @@ from cs_localize.findings import HeadsFile, read_file, write_file
 from cs_localize.study import run_study
 from tests.studies import planted, planted_config, write_study
 
+TINY = {"layers": 12, "heads": 8, "kv_heads": 4, "head_dim": 64, "ffn": 256}
 SMALL = {"tasks": ["antonyms", "capitals"], "design__requests": 120, "confirm__enabled": False}
 
 
@@ -84,6 +85,10 @@ def test_a_study_that_cannot_run_cannot_be_planned_for_the_same_reason(
         ({"design__density": 0.001}, "raise the density"),
         ({"design__unit": "block", "design__block": 50}, "a block of 50 items"),
         ({"search_items": 4000}, "ask for fewer"),
+        (
+            {"engine__planted": {"shape": TINY, "strongest": "1e400"}},
+            "the planted engine's 'strongest' must be a number",
+        ),
     ],
 )
 def test_numbers_that_make_no_design_are_refused_as_a_run_refuses_them(

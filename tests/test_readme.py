@@ -61,6 +61,15 @@ def test_the_plan_command_works_as_written_and_the_readme_quotes_it(capsys: pyte
 
 
 @pytest.mark.model
+@pytest.mark.full
+def test_what_the_readme_expects_of_a_plan_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = commands("cs-localize plan")
+    assert main(shlex.split(line)[1:]) == 0
+    expected = capsys.readouterr().out.partition("\nexpected: ")[2].partition("\nSimulated: ")[0]
+    assert f"\nexpected: {expected}\n```" in README
+
+
+@pytest.mark.model
 @pytest.mark.vllm
 @pytest.mark.ray
 def test_the_run_commands_work_as_written_but_smaller(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.ci_scripts import ROOT
 
@@ -14,9 +15,18 @@ def test_every_method_is_compared_at_its_requests_and_the_planted_heads_are_foun
     with (tmp_path / "recovery.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {int(row["requests"]) for row in rows if row["method"] == "lasso"} == {90, 180, 270, 540, 1080}
-    assert {row["method"] for row in rows} >= {"cvxpy", "exhaustive", "omp", "oracle", "random", "thin sweep"}
+    methods = {row["method"] for row in rows}
+    assert methods >= {"cvxpy", "exhaustive", "omp", "oracle", "random", "thin sweep", "thompson"}
     recall = {row["method"]: float(row["recall"]) for row in rows if row["requests"] in ("0", "1080", "10800")}
     assert recall["exhaustive"] == 1.0
     assert recall["lasso"] > 0.8
     assert recall["random"] < 0.3
-    assert "recall of the planted heads" in (tmp_path / "recovery.svg").read_text(encoding="utf-8")
+    picture = ElementTree.parse(tmp_path / "recovery.svg").getroot()
+    panels = picture.findall("{*}g")
+    assert [panel.findtext("{*}text") for panel in panels] == [
+        f"{mark}, N = 270, k = 5" for mark in ("hit", "recall", "damage")
+    ]
+    for panel in panels:
+        assert len(panel.findall("{*}polyline")) == len(methods - {"random"}), (
+            "what asks nothing has no place on the axis"
+        )

@@ -51,3 +51,29 @@ def draw_design(
     items = cycle_items(n_requests, n_items, length, rng)
     masks = _DRAW[kind](rates, -(-n_requests // length), rng)
     return Design(np.repeat(masks, length, axis=0)[:n_requests], items)
+
+
+def given_design(
+    masks: NDArray[np.bool_], unit: Unit, n_requests: int, n_items: int, block: int, rng: np.random.Generator
+) -> Design:
+    """Draws the items of one task's requests under masks that are given.
+
+    Args:
+        masks: ``[masks, n_heads]``, used in this order, and again from the first where they are fewer than needed.
+        unit: what shares a mask: one ``request``, or a ``block`` of different items.
+        n_requests: requests in all; the last block may be cut short.
+        n_items: search items of the task.
+        block: items asked under one mask where the unit is a block.
+        rng: decides the items.
+
+    Raises:
+        UsageError: on counts that make no design, or more requests than masks and items make different ones.
+    """
+    if n_requests > len(masks) * n_items:
+        raise UsageError(
+            f"{len(masks)} masks and {n_items} items make {len(masks) * n_items} different requests, and {n_requests} "
+            "were asked for; lower design.requests"
+        )
+    length = block if unit == "block" else 1
+    items = cycle_items(n_requests, n_items, length, rng)
+    return Design(masks[np.arange(n_requests) // length % len(masks)], items)

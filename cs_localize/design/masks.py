@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ def inclusion_rates(
     density: float,
     fragile_layers: Collection[int] = (),
     fragile_density: float = 0.015,
+    given: Mapping[int, float] = MappingProxyType({}),
 ) -> NDArray[np.float64]:
     """The share of masks that knocks out each head.
 
@@ -24,6 +26,7 @@ def inclusion_rates(
         density: share for every head outside the fragile layers, above 0 and at most 1.
         fragile_layers: layers whose heads hurt every task, and are therefore knocked out less often.
         fragile_density: share for the heads of those layers, from 0 to 1.
+        given: share for the heads of some layers, fragile or not, from 0 to 1.
 
     Returns:
         ``[n_heads]``; the sum is the number of heads a mask knocks out on average.
@@ -35,11 +38,15 @@ def inclusion_rates(
         raise UsageError(f"density is {density}; choose a share of heads above 0 and at most 1")
     if not 0 <= fragile_density <= 1:
         raise UsageError(f"fragile density is {fragile_density}; choose a share of heads from 0 to 1")
-    outside = sorted(layer for layer in fragile_layers if not 0 <= layer < shape.layers)
+    if not all(0 <= share <= 1 for share in given.values()):
+        raise UsageError("the density of a layer must be a share of its heads from 0 to 1")
+    outside = sorted(layer for layer in (*fragile_layers, *given) if not 0 <= layer < shape.layers)
     if outside:
         raise UsageError(f"there is no layer {outside[0]}: this model has layers 0..{shape.layers - 1}")
     rates = np.full((shape.layers, shape.heads), density)
     rates[sorted(fragile_layers)] = fragile_density
+    for layer, share in given.items():
+        rates[layer] = share
     return rates.reshape(-1)
 
 

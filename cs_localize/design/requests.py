@@ -104,9 +104,11 @@ def cycle_items(n_requests: int, n_items: int, block: int, rng: np.random.Genera
 
 
 def _coherence(masks: NDArray[np.bool_]) -> float:
-    columns = masks - masks.mean(axis=0)
-    norms = np.linalg.norm(columns, axis=0)
-    columns = columns[:, norms > 0] / norms[norms > 0]
-    correlation = np.abs(columns.T @ columns)
+    # Single precision: the heads of a large model make a matrix that is slow and large enough.
+    varied = masks[:, masks.any(axis=0) & ~masks.all(axis=0)]
+    columns = varied.astype(np.float32) - varied.mean(axis=0, dtype=np.float32)
+    columns /= np.linalg.norm(columns, axis=0)
+    correlation = columns.T @ columns
+    np.abs(correlation, out=correlation)
     np.fill_diagonal(correlation, 0.0)
     return float(min(correlation.max(initial=0.0), 1.0))

@@ -195,19 +195,32 @@ class HFEngine:
             logits: torch.Tensor = self.model(**inputs).logits
         return logits
 
-    @torch.no_grad()
-    def _score(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Padding stands on the right, where causal attention keeps it out of every real token's sight."""
+    def answer_logits(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """What predicts every answer token, in one forward pass under whatever the hooks apply to its rows.
+
+        Padding stands on the right, where causal attention keeps it out of every real token's sight.
+
+        Returns:
+            For every request ``[answer tokens, vocabulary]`` in float32.
+
+        Raises:
+            MeasurementError: if the hooks of a layer did not run exactly once.
+        """
         sequences = [request.prompt_ids + request.answer_ids[:-1] for request in requests]
         longest = max(map(len, sequences))
         ids = self._tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences])
         positions = [range(len(r.prompt_ids) - 1, len(s)) for r, s in zip(requests, sequences, strict=True)]
         kept = sorted(set().union(*positions))
+        logits = self._forward(input_ids=ids, use_cache=False, logits_to_keep=self._tensor(kept))
+        rows = [[kept.index(position) for position in where] for where in positions]
+        return [logits[row, where].float() for row, where in enumerate(rows)]
+
+    @torch.no_grad()
+    def _score(self, requests: Sequence[Request]) -> list[Outcome]:
         with self.hooks.applied([request.ablation for request in requests]):
-            logits = self._forward(input_ids=ids, use_cache=False, logits_to_keep=self._tensor(kept))
+            logits = self.answer_logits(requests)
         outcomes = []
-        for row, (request, where) in enumerate(zip(requests, positions, strict=True)):
-            mine = logits[row, [kept.index(position) for position in where]].float()
+        for request, mine in zip(requests, logits, strict=True):
             answer = self._tensor(list(request.answer_ids))
             score = float(mine.log_softmax(-1).gather(1, answer[:, None]).sum())
             if score != score:

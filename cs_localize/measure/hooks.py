@@ -94,6 +94,22 @@ class AblationHooks:
             for site in self._all():
                 site.scale = site.shift = None
 
+    @contextmanager
+    def scaled(self, factors: torch.Tensor) -> Iterator[None]:
+        """Scales every head by a factor that gradients flow to, in every forward pass inside the block.
+
+        Args:
+            factors: ``[rows, layers, heads]``.
+
+        Raises:
+            MeasurementError: if another block is active.
+        """
+        with self.applied([Ablation()] * len(factors)):
+            for site in self._heads:
+                wide = factors[:, site.layer].repeat_interleave(self._shape.head_dim, dim=1)
+                site.scale = wide[:, None].to(site.module.weight.dtype)
+            yield
+
     def measure_means(self, batches: Iterable[tuple[torch.Tensor, Callable[[], object]]]) -> None:
         """Measures the mean input of every ``o_proj``; from then on heads can be replaced by their means.
 

@@ -73,6 +73,27 @@ class PlantedOptions:
         if not set(self.without) <= set(self.tasks):
             raise UsageError("the planted engine's 'without' lists tasks that are not in 'tasks'")
 
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> PlantedOptions:
+        """Reads plain JSON values.
+
+        Raises:
+            UsageError: on an unknown option, a value of another kind or out of range, or a missing list of tasks.
+        """
+        known = cls.__dataclass_fields__
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise UsageError(f"the planted engine has no option '{unknown[0]}'; it has {', '.join(known)}")
+        lists = {"tasks": options.get("tasks"), "without": options.get("without", ())}
+        for name, tasks in lists.items():
+            if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+                raise UsageError(f"the planted engine needs '{name}', a list of task names")
+        for name, value in options.items():
+            whole = isinstance(known[name].default, int)
+            if name not in lists and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
+                raise UsageError(f"the planted engine's '{name}' must be a {'whole ' if whole else ''}number")
+        return cls(**{**options, **{name: tuple(tasks or ()) for name, tasks in lists.items()}})
+
 
 _LATER = {name: PlantedOptions.__dataclass_fields__[name].default for name in ("universal_spread", "without")}
 """Options that came after outcomes had been recorded: at these values they have no place in a fingerprint."""
@@ -137,19 +158,7 @@ class PlantedEngine:
         Raises:
             UsageError: on an unknown option, a missing list of tasks, or a model with too few heads.
         """
-        known = PlantedOptions.__dataclass_fields__
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise UsageError(f"the planted engine has no option '{unknown[0]}'; it has {', '.join(known)}")
-        lists = {"tasks": options.get("tasks"), "without": options.get("without", ())}
-        for name, tasks in lists.items():
-            if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
-                raise UsageError(f"the planted engine needs '{name}', a list of task names")
-        for name, value in options.items():
-            whole = isinstance(known[name].default, int)
-            if name not in lists and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
-                raise UsageError(f"the planted engine's '{name}' must be a {'whole ' if whole else ''}number")
-        return cls(shape, PlantedOptions(**{**options, **{name: tuple(tasks or ()) for name, tasks in lists.items()}}))
+        return cls(shape, PlantedOptions.parse(options))
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> PlantedEngine:

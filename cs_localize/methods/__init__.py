@@ -1,5 +1,6 @@
 """The ways of localizing, behind one interface that counts requests; a study names one of them."""
 
+from cs_localize.methods.attribution import Attribution, head_slopes_from_spec
 from cs_localize.methods.counting import CountingMeasurer
 from cs_localize.methods.greedy import Greedy
 from cs_localize.methods.method import Localization, Method, SparseFit, by_specificity
@@ -7,9 +8,11 @@ from cs_localize.methods.registry import METHODS, make_method
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
 from cs_localize.methods.tables import measure_baseline, measure_designs
+from cs_localize.methods.thompson import Thompson
 
 __all__ = [
     "METHODS",
+    "Attribution",
     "CountingMeasurer",
     "ExhaustiveSweep",
     "Greedy",
@@ -19,7 +22,9 @@ __all__ = [
     "Sparse",
     "SparseFit",
     "ThinSweep",
+    "Thompson",
     "by_specificity",
+    "head_slopes_from_spec",
     "make_method",
     "measure_baseline",
     "measure_designs",

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cs_localize.design import Design
+from cs_localize.design import Coverage, Design
 from cs_localize.errors import UsageError
 from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
@@ -32,7 +32,7 @@ class SparseFit:
         fragile: layers the design spared.
         rates: ``[n_heads]`` share of the other requests that was to knock out each head.
         solver: fitted to the table.
-        warnings: what a reader should know of the designs.
+        coverage: by task, how well its design tests the heads.
     """
 
     designs: dict[str, Design]
@@ -41,7 +41,12 @@ class SparseFit:
     fragile: tuple[int, ...]
     rates: NDArray[np.float64]
     solver: Solver
-    warnings: tuple[str, ...]
+    coverage: dict[str, Coverage]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know of the designs."""
+        return tuple(f"{task}: {covered.warning}" for task, covered in self.coverage.items() if covered.warning)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.config import DesignConfig, SolverConfig
-from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
+from cs_localize.design import (
+    Coverage,
+    Design,
+    draw_design,
+    fragile_layers,
+    given_design,
+    inclusion_rates,
+    pilot_design,
+    read_masks,
+)
 from cs_localize.errors import UsageError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Measurer
@@ -24,7 +34,8 @@ from cs_localize.methods.method import (
     localized,
 )
 from cs_localize.methods.tables import measure_baseline, measure_designs
-from cs_localize.recover import make_solver
+from cs_localize.outcomes import MeasurementTable
+from cs_localize.recover import GroupSolver, Solver, make_solver
 from cs_localize.seeds import stream
 
 _FEWEST_MASKS = 5  # as many as there are folds in held_back_fit
@@ -55,61 +66,105 @@ class Sparse:
         check_items(items)
         counter = CountingMeasurer(measurer)
         pilots = self._pilots(shape, items)
-        _check_masks(self._designs(shape, items, (), pilots))  # before anything is measured
+        _check_masks(self.designs(shape, items))  # before anything is measured
         baseline = measure_baseline(counter, items)
         fragile: tuple[int, ...] = ()
         if pilots:
             fragile = fragile_layers(measure_designs(counter, shape, items, pilots, baseline, "pilot"))
         designs = self._designs(shape, items, fragile, pilots)
         table = measure_designs(counter, shape, items, designs, baseline, "search")
-        solver = make_solver(self.solver.name, **self.solver.options).fit(table)
+        solver = self._solver().fit(table)
         ranking = by_specificity(solver.effects_, shape, table.tasks, relatives)
         spent = len(next(iter(pilots.values()))) if pilots else 0
-        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, _warnings(designs))
+        coverage = self.coverage(shape, designs)
+        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, coverage)
         return localized(ranking, solver.effects_, counter, fit)
+
+    def designs(self, shape: ModelShape, items: Items) -> Designs:
+        """Every task's design as it is while no layer is known to be fragile.
+
+        Raises:
+            UsageError: if the numbers make no design.
+        """
+        return self._designs(shape, items, (), self._pilots(shape, items))
+
+    def coverage(self, shape: ModelShape, designs: Mapping[str, Design]) -> dict[str, Coverage]:
+        """By task, how well its design tests the heads, or the KV groups where whole ones are knocked out."""
+        width = shape.heads // self._drawn(shape).heads
+        return {task: Design(design.masks[:, ::width], design.items).coverage() for task, design in designs.items()}
+
+    def pilot(self, measurer: Measurer, shape: ModelShape, items: Items) -> MeasurementTable | None:
+        """The outcomes of the pilot alone; None where the design has none.
+
+        Raises:
+            UsageError: if the pilot takes all requests.
+            MeasurementError: if an outcome cannot be measured.
+        """
+        pilots = self._pilots(shape, items)
+        if not pilots:
+            return None
+        return measure_designs(measurer, shape, items, pilots, measure_baseline(measurer, items), "pilot")
 
     def _pilots(self, shape: ModelShape, items: Items) -> Designs:
         pilot, requests = self.design.pilot, self.design.requests
-        if not pilot.requests_a_layer:
+        spent = self.design.pilot_requests(shape.layers)
+        if not spent:
             return {}
-        spent = shape.layers * pilot.requests_a_layer
         if requests <= spent:
             raise UsageError(
                 f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
                 "design.pilot.requests_a_layer"
             )
+        drawn = self._drawn(shape)
         return {
-            task: pilot_design(
+            task: self._whole_groups(
+                pilot_design(
+                    drawn,
+                    len(asked),
+                    pilot.requests_a_layer,
+                    min(-(-pilot.heads_a_mask * drawn.heads // shape.heads), drawn.heads),
+                    stream(self.seed, "pilot", task),
+                ),
                 shape,
-                len(asked),
-                pilot.requests_a_layer,
-                min(pilot.heads_a_mask, shape.heads),
-                stream(self.seed, "pilot", task),
             )
             for task, asked in items.items()
         }
 
     def _rates(self, shape: ModelShape, fragile: Sequence[int]) -> NDArray[np.float64]:
-        return inclusion_rates(shape, self.design.density, fragile, self.design.fragile_density)
+        design = self.design
+        return inclusion_rates(shape, design.density, fragile, design.fragile_density, design.densities)
+
+    def _solver(self) -> Solver:
+        solver = make_solver(self.solver.name, **self.solver.options)
+        return GroupSolver(solver) if self.design.knock_out == "kv_group" else solver
+
+    def _drawn(self, shape: ModelShape) -> ModelShape:
+        """The geometry of what is knocked out together."""
+        return shape.groups if self.design.knock_out == "kv_group" else shape
+
+    def _whole_groups(self, design: Design, shape: ModelShape) -> Design:
+        """A design over what is knocked out together as one over heads."""
+        width = shape.heads // self._drawn(shape).heads
+        return Design(np.repeat(design.masks, width, axis=1), design.items)
+
+    def _drawn_design(self, shape: ModelShape, fragile: Sequence[int], task: str, requests: int, items: int) -> Design:
+        """Every request of a task but the pilot's."""
+        design, rng = self.design, stream(self.seed, "design", task)
+        if design.masks is not None:
+            masks = read_masks(Path(design.masks), shape, task)
+            return given_design(masks, design.unit, requests, items, design.block, rng)
+        rates = self._rates(self._drawn(shape), fragile)
+        drawn = draw_design(design.kind, design.unit, rates, requests, items, design.block, rng)
+        return self._whole_groups(drawn, shape)
 
     def _designs(
         self, shape: ModelShape, items: Items, fragile: Sequence[int], pilots: Mapping[str, Design]
     ) -> Designs:
         """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
-        design = self.design
-        rates = self._rates(shape, fragile)
         whole = {}
         for task, asked in items.items():
             spent = len(pilots[task]) if pilots else 0
-            drawn = draw_design(
-                design.kind,
-                design.unit,
-                rates,
-                design.requests - spent,
-                len(asked),
-                design.block,
-                stream(self.seed, "design", task),
-            )
+            drawn = self._drawn_design(shape, fragile, task, self.design.requests - spent, len(asked))
             whole[task] = drawn
             if pilots:
                 whole[task] = Design(
@@ -127,8 +182,3 @@ def _check_masks(designs: Mapping[str, Design]) -> None:
             f"the design has {different} different masks and needs {_FEWEST_MASKS} to judge its fit; raise "
             "design.requests, or lower design.block"
         )
-
-
-def _warnings(designs: Mapping[str, Design]) -> tuple[str, ...]:
-    coverage = {task: design.coverage() for task, design in designs.items()}
-    return tuple(f"{task}: {covered.warning}" for task, covered in coverage.items() if covered.warning)

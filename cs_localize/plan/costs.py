@@ -16,8 +16,9 @@ Asked = tuple[Sequence[Item], float]
 def stage_costs(planned: Planned, rate: Rate | None = None) -> list[Stage]:
     """The stages in the order in which they are run.
 
-    The requests of the pilot and the search are exact, except that one drawn twice is asked once. Tokens are the items'
-    own, at their longest where answers are generated.
+    The requests of the pilot and the search are exact, except that one drawn twice is asked once, and that items may
+    yet be left out whose answer is the model's own. A multiple-choice question counts as one request for every choice.
+    Tokens are the items' own, at their longest where answers are generated.
 
     Args:
         planned: the study.
@@ -25,9 +26,11 @@ def stage_costs(planned: Planned, rate: Rate | None = None) -> list[Stage]:
     """
     config = planned.config
     stages = [_baseline(planned), *_masked_search(planned)]
+    if config.lm_eval.reference == "self":
+        stages.insert(0, _own_answers(planned))
     if config.select.by == "tests":
         stages.append(_testing(planned))
-    stages.append(_naming(planned))
+    stages += [_naming(planned), _scoring(planned)]
     if config.confirm.enabled:
         stages.append(_confirmation(planned))
         if config.confirm.interactions:
@@ -60,14 +63,24 @@ def _hours(stage: Stage, rate: Rate | None) -> float | None:
     return amount / (rate.generated if stage.generated else rate.scored) / 3600
 
 
+def _own_answers(planned: Planned) -> Stage:
+    """The unmodified model answers what lm-evaluation-harness has generated, once."""
+    asked = {
+        task: [item for item in items if item.boundary == "lm-eval" and item.max_tokens]
+        for task, items in planned.search.items()
+    }
+    tasks = {task: _cost(planned, "generate", [], [(items, 1)]) for task, items in asked.items()}
+    return _stage("own answers", tasks, "generate")
+
+
 def _baseline(planned: Planned) -> Stage:
     tasks = {task: _cost(planned, "score", [], [(items, 1)]) for task, items in planned.search.items()}
-    return _stage("baseline", tasks)
+    return _stage("baseline", tasks, at_most=planned.config.lm_eval.reference == "self")
 
 
 def _masked_search(planned: Planned) -> list[Stage]:
     design = planned.config.design
-    pilot = planned.shape.layers * design.pilot.requests_a_layer
+    pilot = design.pilot_requests(planned.shape.layers)
 
     def stage(name: str, requests: int) -> Stage:
         asked = {task: (items, requests / len(items)) for task, items in planned.search.items()}
@@ -107,9 +120,18 @@ def _naming(planned: Planned) -> Stage:
         # A try asks the target's items, and the controls' as well if these look promising.
         longest = max(([*target], [*target, *shared]), key=lambda asked: _tokens(planned, "generate", asked, 1))
         mean = max(_tokens(planned, "generate", asked, 1 / len(asked)) for asked in (target, longest))
-        tasks[task] = Cost(masked=most, unablated=0, tokens=round(most * mean))
+        parts = max(_parts(planned, "generate", asked) / len(asked) for asked in (target, longest))
+        tasks[task] = Cost(masked=round(most * parts), unablated=0, tokens=round(most * mean))
     bare = {task: _cost(planned, "generate", [], [(search[task][:count], 1)]) for task, count in unablated.items()}
     return _stage("naming", {task: added([tasks[task], bare[task]]) for task in tasks}, "generate", at_most=True)
+
+
+def _scoring(planned: Planned) -> Stage:
+    """Scores under the named heads; unablated ones are the baseline's, and what is generated is the naming's."""
+    count = planned.config.select.items
+    sample = {task: [item for item in items[:count] if item.max_tokens != 0] for task, items in planned.search.items()}
+    tasks = {task: _cost(planned, "score", [(items, 1)], []) for task, items in sample.items()}
+    return _stage("scoring", tasks, at_most=True)
 
 
 def _confirmation(planned: Planned) -> Stage:
@@ -171,12 +193,19 @@ def _stage(name: str, tasks: dict[str, Cost], mode: Mode = "score", at_most: boo
 
 
 def _cost(planned: Planned, mode: Mode, masked: Sequence[Asked], unablated: Sequence[Asked]) -> Cost:
+    def requests(asked: Sequence[Asked]) -> int:
+        return round(sum(_parts(planned, mode, items) * times for items, times in asked))
+
     return Cost(
-        masked=round(sum(len(items) * times for items, times in masked)),
-        unablated=round(sum(len(items) * times for items, times in unablated)),
+        masked=requests(masked),
+        unablated=requests(unablated),
         tokens=round(sum(_tokens(planned, mode, items, times) for items, times in (*masked, *unablated))),
     )
 
 
+def _parts(planned: Planned, mode: Mode, items: Sequence[Item]) -> int:
+    return sum(len(planned.request(item, mode).parts) for item in items)
+
+
 def _tokens(planned: Planned, mode: Mode, items: Sequence[Item], times: float) -> float:
-    return times * sum(request_tokens(planned.request(item, mode)) for item in items)
+    return times * sum(request_tokens(part) for item in items for part in planned.request(item, mode).parts)

@@ -9,6 +9,7 @@ from itertools import takewhile
 from cs_localize.design.draw import Unit
 from cs_localize.errors import UsageError
 from cs_localize.measure.planted import PlantedOptions
+from cs_localize.methods import Sparse
 from cs_localize.outcomes import Item, MeasurementTable
 from cs_localize.plan.costs import added, stage_costs, total_hours
 from cs_localize.plan.simulation import (
@@ -19,7 +20,7 @@ from cs_localize.plan.simulation import (
     usual_repeats,
     wilson,
 )
-from cs_localize.plan.values import Expected, Plan, Planned, Rate, Suggestion, UnitCost, Units
+from cs_localize.plan.values import Covered, Expected, Plan, Planned, Rate, Suggestion, UnitCost, Units
 
 _LADDER = (1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4)  # in multiples of the study's masked requests a task
 _MOST_REPEATS = 1000
@@ -72,6 +73,7 @@ def plan_study(
         total=added(stage.total for stage in stages),
         hours=total_hours(stages),
         rate=rate,
+        coverage=_coverage(planned),
         assumptions=assumptions,
         expected=mine.expected,
         suggestion=suggestion,
@@ -85,7 +87,7 @@ def _generator(planned: Planned, pilot: MeasurementTable | None) -> tuple[Plante
     known = {
         name: value for name, value in given.items() if name not in ("shape", "tasks", "without", "seed", "delay_s")
     }
-    generator = fitting(PlantedOptions(tuple(planned.search), **known), planned.shape)
+    generator = fitting(PlantedOptions.parse({"tasks": tuple(planned.search), **known}), planned.shape)
     if generator is None:
         return None, f"{planned.shape.n_heads} heads are too few to plant some for each task, so nothing is simulated"
     source = "assumed, until a pilot was run"
@@ -100,6 +102,21 @@ def _generator(planned: Planned, pilot: MeasurementTable | None) -> tuple[Plante
     )
 
 
+def _coverage(planned: Planned) -> dict[str, Covered]:
+    config = planned.config
+    method = Sparse(config.design, config.solver, config.seed)
+    coverage = method.coverage(planned.shape, method.designs(planned.shape, planned.search))
+    return {
+        task: Covered(
+            tests_min=covered.tests_min,
+            tests_mean=covered.tests_mean,
+            overlap=covered.overlap,
+            coherence=covered.coherence,
+        )
+        for task, covered in coverage.items()
+    }
+
+
 def _fewest_trials(confidence: float) -> int:
     """Trials after which a budget that misses once still shows the wished hit rate."""
     trials = 2
@@ -110,7 +127,7 @@ def _fewest_trials(confidence: float) -> int:
 
 def _suggestion(planned: Planned, worlds: Sequence[PlantedWorld], confidence: float, rate: Rate | None) -> Suggestion:
     design = planned.config.design
-    pilot = planned.shape.layers * design.pilot.requests_a_layer
+    pilot = design.pilot_requests(planned.shape.layers)
     tried: list[int] = []
     for requests in (round(share * design.requests) for share in _LADDER):
         if requests <= pilot:
@@ -146,7 +163,7 @@ def _units(planned: Planned, worlds: Sequence[PlantedWorld], shares_prefixes: bo
     fresh = sum(tokens) / len(tokens)
     saved = (block - 1) / block * sum(shared.values()) / len(shared)
     computed: dict[Unit, float] = {"request": fresh, "block": fresh - saved}
-    pilot = planned.shape.layers * design.pilot.requests_a_layer
+    pilot = design.pilot_requests(planned.shape.layers)
     budget = (design.requests - pilot) * computed[design.unit]
     costs = {}
     for unit, each in computed.items():

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
+from cs_localize.design import fragile_layers
 from cs_localize.design.draw import Unit
 from cs_localize.errors import UsageError
-from cs_localize.heads import Ablation, ModelShape
+from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
-from cs_localize.measure.protocol import Request
-from cs_localize.outcomes import MeasurementTable
+from cs_localize.measure.protocol import Mode, Request
+from cs_localize.methods import Sparse, make_method
+from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.plan.values import Expected, Interval, Planned
-from cs_localize.recover import make_solver, rank_heads, specificity
 from cs_localize.seeds import stream
 
 Mark = tuple[bool, float]
@@ -48,7 +47,7 @@ def usual_repeats(planned: Planned) -> int:
 
 
 class PlantedWorld:
-    """One synthetic model, and the search of the study on it.
+    """One synthetic model, and the study's method on it.
 
     Args:
         planned: the study; its items, with a difficulty of their own in every world.
@@ -59,24 +58,25 @@ class PlantedWorld:
         engine: the model; it knows the heads that matter.
         k: specific heads planted for every task.
         trials: tasks.
-        pilot: the outcomes of the pilot; None where the study has none.
     """
 
     def __init__(self, planned: Planned, generator: PlantedOptions, number: int) -> None:
         self._planned = planned
         self.k = generator.n_specific
         self.trials = len(planned.search)
-        self._purpose = ("plan", str(number))
-        seed = int(stream(planned.config.seed, *self._purpose).integers(2**31))
-        self.engine = PlantedEngine(planned.shape, replace(generator, seed=seed))
-        self._heads = list(planned.shape.all_heads())
-        bare = {task: [self._request(task, i) for i in range(len(items))] for task, items in planned.search.items()}
-        self._baseline = {
-            task: np.array([outcome.score for outcome in self.engine.measure(requests)])
-            for task, requests in bare.items()
-        }
-        pilots = pilot_designs(planned, self._purpose)
-        self.pilot = self._measured(pilots) if pilots else None
+        model, self._seed = map(int, stream(planned.config.seed, "plan", str(number)).integers(2**31, size=2))
+        self.engine = PlantedEngine(planned.shape, replace(generator, seed=model))
+        self._measurer = _Planted(self.engine, planned.search)
+
+    def pilot(self) -> MeasurementTable | None:
+        """The outcomes of the pilot; None where the study has none.
+
+        Raises:
+            UsageError: if the numbers make no design.
+        """
+        config = self._planned.config
+        method = Sparse(config.design, config.solver, self._seed)
+        return method.pilot(self._measurer, self._planned.shape, self._planned.search)
 
     def marks(self, unit: Unit, requests: int) -> list[Mark]:
         """How the search does with so many masked requests a task, task by task.
@@ -86,94 +86,35 @@ class PlantedWorld:
             SolverError: if the solver reaches no solution.
         """
         planned, config = self._planned, self._planned.config
-        tasks = tuple(planned.search)
-        table = self._measured(self._designs(unit, requests))
-        if self.pilot is not None:
-            table = _joined(self.pilot, table)
-        effects = make_solver(config.solver.name, **config.solver.options).fit(table).effects_
-        order = rank_heads(specificity(effects, tasks, planned.relatives).strongest, effects)
-        marks = []
-        for row, task in enumerate(tasks):
-            truth = [planned.shape.index(head) for head in self.engine.truth(task)]
-            first = order[row, : self.k].tolist()
-            marks.append((first[0] == truth[0], len({*first} & {*truth}) / self.k))
-        return marks
+        block = min(config.design.block, *(len(items) for items in planned.search.values()))
+        design = config.design.model_copy(update={"unit": unit, "requests": requests, "block": block})
+        method = make_method(config.model_copy(update={"design": design, "seed": self._seed}))
+        found = method.localize(self._measurer, planned.shape, planned.search, planned.relatives)
+        return [self._mark(task, heads) for task, heads in found.ranking.items()]
 
-    def _designs(self, unit: Unit, requests: int) -> dict[str, Design]:
-        planned, design = self._planned, self._planned.config.design
-        fragile = fragile_layers(self.pilot) if self.pilot is not None else ()
-        rates = inclusion_rates(planned.shape, design.density, fragile, design.fragile_density)
-        left = requests - planned.shape.layers * design.pilot.requests_a_layer
-        return {
-            task: draw_design(
-                design.kind,
-                unit,
-                rates,
-                left,
-                len(items),
-                min(design.block, len(items)),
-                stream(planned.config.seed, *self._purpose, "design", task),
-            )
-            for task, items in planned.search.items()
-        }
+    def _mark(self, task: str, ranking: Sequence[Head]) -> Mark:
+        """Where masks knock out whole KV groups, it is groups that can be found."""
+        groups = self._planned.config.design.knock_out == "kv_group"
 
-    def _request(self, task: str, item: int, mask: Iterable[int] = ()) -> Request:
-        """The planted engine answers by item; a number stands for the prompt's tokens."""
-        ablation = Ablation.of(self._heads[i] for i in mask)
-        return Request(self._planned.search[task][item], (item,), (0,), ablation)
+        def found(heads: Iterable[Head]) -> list[Head]:
+            return list(dict.fromkeys(self._planned.shape.kv_group(head)[0] if groups else head for head in heads))
 
-    def _measured(self, designs: dict[str, Design]) -> MeasurementTable:
-        requests = [
-            self._request(task, int(item), np.flatnonzero(mask))
-            for task, design in designs.items()
-            for mask, item in zip(design.masks, design.items, strict=True)
-        ]
-        outcomes = self.engine.measure(requests)
-        return measured_table(self._planned, designs, self._baseline, np.array([outcome.score for outcome in outcomes]))
+        first, truth = found(ranking), found(self.engine.truth(task))
+        return first[0] == truth[0], len({*first[: len(truth)]} & {*truth}) / len(truth)
 
 
-def pilot_designs(planned: Planned, purpose: Sequence[str] = ()) -> dict[str, Design]:
-    """The pilot of every task; with no further purpose, those that the study itself draws."""
-    pilot, shape = planned.config.design.pilot, planned.shape
-    if not pilot.requests_a_layer:
-        return {}
-    return {
-        task: pilot_design(
-            shape,
-            len(items),
-            pilot.requests_a_layer,
-            min(pilot.heads_a_mask, shape.heads),
-            stream(planned.config.seed, *purpose, "pilot", task),
-        )
-        for task, items in planned.search.items()
-    }
+class _Planted:
+    """A ``Measurer`` that asks a planted engine in this process; a number stands for an item's tokens."""
 
+    def __init__(self, engine: PlantedEngine, items: Mapping[str, Sequence[Item]]) -> None:
+        self._engine = engine
+        self._numbers = {(task, item.id): i for task, asked in items.items() for i, item in enumerate(asked)}
 
-def measured_table(
-    planned: Planned, designs: dict[str, Design], baseline: dict[str, NDArray[np.float64]], score: NDArray[np.float64]
-) -> MeasurementTable:
-    """The table of some designs, as the solvers see it.
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        return Request(item, (self._numbers[item.task, item.id],), (0,), ablation, mode)
 
-    Args:
-        planned: the study.
-        designs: by task.
-        baseline: by task, ``[items]`` score without an ablation.
-        score: ``[requests]``, design after design.
-    """
-    rows = len(score)
-    lengths = [len(design) for design in designs.values()]
-    first = np.cumsum([0, *(len(items) for items in planned.search.values())])
-    return MeasurementTable(
-        shape=planned.shape,
-        tasks=tuple(designs),
-        task=np.repeat(np.arange(len(designs)), lengths),
-        item=np.concatenate([start + design.items for start, design in zip(first, designs.values(), strict=False)]),
-        masks=np.concatenate([design.masks for design in designs.values()]),
-        score=score,
-        baseline=np.concatenate([baseline[task][design.items] for task, design in designs.items()]),
-        correct=np.zeros(rows, dtype=np.bool_),
-        tokens=np.zeros(rows, dtype=np.int64),
-    )
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        return self._engine.measure(requests)
 
 
 def expected(worlds: Sequence[PlantedWorld], unit: Unit, requests: int, least: float | None = None) -> Expected | None:
@@ -222,7 +163,7 @@ def background_of(pilot: MeasurementTable, planned: Planned, generator: PlantedO
     """
     noise = min(generator.noise, _spread(pilot) / 2**0.5)  # twice in every difference of two scores
     quiet = replace(generator, n_universal=0, n_specific=1, strongest=1e-9, background=0.1, noise=0.0)
-    caused = PlantedWorld(planned, quiet, 0).pilot
+    caused = PlantedWorld(planned, quiet, 0).pilot()
     if caused is None:
         raise UsageError("a study without a pilot has no background to show")
     left = max(_spread(pilot) ** 2 - 2 * noise**2, 0.0)
@@ -234,9 +175,3 @@ def _spread(pilot: MeasurementTable) -> float:
     layer = pilot.masks.reshape(len(pilot), shape.layers, shape.heads).any(axis=2).argmax(axis=1)
     damage = pilot.damage()[~np.isin(layer, fragile_layers(pilot))]
     return float(_MAD_TO_STD * np.median(np.abs(damage - np.median(damage))))
-
-
-def _joined(first: MeasurementTable, second: MeasurementTable) -> MeasurementTable:
-    columns = ("task", "item", "masks", "score", "baseline", "correct", "tokens")
-    parts = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in columns}
-    return MeasurementTable(first.shape, first.tasks, **parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from cs_localize.plan.values import Cost, Expected, Interval, Plan, Rate, Stage, Suggestion, UnitCost, Units
+from cs_localize.plan.values import Cost, Covered, Expected, Interval, Plan, Rate, Stage, Suggestion, UnitCost, Units
 
 _WIDTH = 100
 _WIDTHS = (14, 12, 12, 14, 8)
@@ -26,6 +26,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [_task_line(task, plan.stages) for task in tasks]
     lines += ["", "<= is an upper bound: it depends on the heads that are found, and answers end sooner."]
     lines += _wrapped(_rate_text(plan.rate) if plan.rate else _NO_RATE)
+    lines += _wrapped(_coverage_text(list(plan.coverage.values())))
     lines += ["", *_simulated(plan)]
     if plan.suggestion:
         lines += _wrapped(_suggestion_text(plan.suggestion))
@@ -62,6 +63,16 @@ def _rate_text(rate: Rate) -> str:
     else:
         each += f" {rate.unit} a second"
     return f"hours: at {each}, {rate.source}"
+
+
+def _coverage_text(coverage: list[Covered]) -> str:
+    """The tasks' designs differ by chance alone, so one range tells of all."""
+    least, mean = min(covered.tests_min for covered in coverage), coverage[0].tests_mean
+    shared = sum(covered.overlap for covered in coverage) / len(coverage)
+    return (
+        f"coverage: at least {least} different masks a head and {mean:.1f} on average, fewer in layers that turn out "
+        f"fragile; two masks share {shared:.2g} heads; coherence {max(covered.coherence for covered in coverage):.2f}"
+    )
 
 
 def _simulated(plan: Plan) -> list[str]:

@@ -119,6 +119,15 @@ class Units(_Value):
     reason: str = Field(description="Why, in one sentence.")
 
 
+class Covered(_Value):
+    """How well the design of one task tests the heads, before a pilot shows which layers to spare."""
+
+    tests_min: int = Field(description="Different masks that knock out the head tested least.")
+    tests_mean: float = Field(description="The same for a head on average.")
+    overlap: float = Field(description="Heads that two different masks have in common, on average.")
+    coherence: float = Field(description="Largest absolute correlation of two heads over the requests, 0 to 1.")
+
+
 class Plan(_Value):
     """What a study will cost and find."""
 
@@ -128,6 +137,7 @@ class Plan(_Value):
     total: Cost = Field(description="Over all stages: an upper bound.")
     hours: float | None = Field(description="Duration of all stages; null where no rate is known.")
     rate: Rate | None = Field(description="The rate behind the hours.")
+    coverage: dict[str, Covered] = Field(description="By task, how well the masks test the heads.")
     assumptions: str = Field(description="What the simulation assumes of the model, in one sentence.")
     expected: Expected | None = Field(description="What the search finds; null where nothing could be simulated.")
     suggestion: Suggestion | None = Field(description="A budget for the wished confidence; null if none was wished.")

@@ -3,6 +3,7 @@
 from cs_localize.recover.convex import ConvexSolver
 from cs_localize.recover.count import adds_specific_damage
 from cs_localize.recover.evidence import EffectIntervals, bootstrap_intervals, held_back_fit
+from cs_localize.recover.grouped import GroupSolver
 from cs_localize.recover.knockoffs import KnockoffSelection, knockoff_selection
 from cs_localize.recover.lasso import LassoSolver
 from cs_localize.recover.naive import MarginalSolver, RidgeSolver
@@ -23,6 +24,7 @@ __all__ = [
     "SOLVERS",
     "ConvexSolver",
     "EffectIntervals",
+    "GroupSolver",
     "KnockoffSelection",
     "LassoSolver",
     "MarginalSolver",

@@ -160,6 +160,8 @@ class FitRow:
     accuracy: str
     score: str
     tests: str
+    overlap: str
+    coherence: str
     fit: str
     fit_p: str
 
@@ -313,7 +315,7 @@ def scoring_rows(heads: HeadsFile) -> list[ScoringRow]:
 
 
 def fit_rows(heads: HeadsFile) -> list[FitRow]:
-    """Unablated level, tests a head and fit of every task."""
+    """Unablated level, masks and fit of every task."""
     return [
         FitRow(
             task=task,
@@ -321,6 +323,8 @@ def fit_rows(heads: HeadsFile) -> list[FitRow]:
             accuracy=or_dash(finding.baseline_accuracy, percent),
             score=or_dash(finding.baseline_score, nats),
             tests=or_dash(finding.tests_a_head, _tests),
+            overlap=or_dash(finding.overlap, ratio),
+            coherence=or_dash(finding.coherence, ratio),
             fit=or_dash(finding.fit, ratio),
             fit_p=or_dash(finding.fit_p, p_value),
         )

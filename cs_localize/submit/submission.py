@@ -71,7 +71,7 @@ def plan_job(
     if working_dir is None:
         if excludes:
             raise UsageError("--exclude: there is nothing to leave out without --working-dir")
-        config = _with_data(config, study.parent, scratch)
+        config = _with_files(config, study.parent, scratch)
         (scratch / _STUDY).write_text(dump_study(config), encoding="utf-8")
         root, name, settings = scratch, _STUDY, []
     else:
@@ -80,10 +80,10 @@ def plan_job(
     package = pack(root, excludes)
     if Path(name) not in package.sizes:
         raise UsageError(f"{study} is left out of what travels; see --exclude, .gitignore and .rayignore")
-    for task, data in config.data.items():
-        if Path(os.path.normpath(Path(name).parent / data.file)) not in package.sizes:
+    for option, file in _files(config).items():
+        if Path(os.path.normpath(Path(name).parent / file)) not in package.sizes:
             raise UsageError(
-                f"data.{task}: {data.file} would not travel; it must be in --working-dir, named relative to the study, "
+                f"{option}: {file} would not travel; it must be in --working-dir, named relative to the study, "
                 "and not be excluded"
             )
     entry_point = shlex.join(["python", "-m", "cs_localize", "run", name, "--out", str(out), *settings])
@@ -92,7 +92,7 @@ def plan_job(
         environment["pip"] = list(pip)
     if env:
         environment["env_vars"] = dict(env)
-    travels = "" if working_dir is None and not config.data else package.digest()
+    travels = "" if working_dir is None and not _files(config) else package.digest()
     content = [__version__, config.model_dump(mode="json"), entry_point, environment, travels]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     carried = {"working_dir": str(root), "excludes": list(excludes)}
@@ -136,18 +136,25 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
         )
 
 
-def _with_data(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig:
-    """The study with the files of its own tasks copied to where it travels from, each under its task's name."""
-    there = {}
-    for task, data in config.data.items():
-        source = folder / data.file
-        copy = f"{task}{source.suffix}"
+def _files(config: StudyConfig) -> dict[str, str]:
+    """The files of a study by the option that names them."""
+    files = {f"data.{task}": data.file for task, data in config.data.items()}
+    return files | ({"design.masks": config.design.masks} if config.design.masks is not None else {})
+
+
+def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig:
+    """The study with its files copied to where it travels from, each under the name of its task or option."""
+    copies = {}
+    for option, file in _files(config).items():
+        source = folder / file
+        copies[option] = f"{option.removeprefix('data.')}{source.suffix}"
         try:
-            shutil.copyfile(source, scratch / copy)
+            shutil.copyfile(source, scratch / copies[option])
         except OSError as error:
-            raise UsageError(f"data.{task}: cannot read {source}: {error.strerror}") from None
-        there[task] = data.model_copy(update={"file": copy})
-    return config.model_copy(update={"data": there})
+            raise UsageError(f"{option}: cannot read {source}: {error.strerror}") from None
+    data = {task: own.model_copy(update={"file": copies[f"data.{task}"]}) for task, own in config.data.items()}
+    design = config.design.model_copy(update={"masks": copies.get("design.masks")})
+    return config.model_copy(update={"data": data, "design": design})
 
 
 def _within(study: Path, working_dir: Path) -> str:

@@ -19,6 +19,15 @@ def test_rates_are_lower_in_fragile_layers_and_add_up_to_the_heads_of_a_mask() -
     assert rates.sum() == pytest.approx(8 * 6 * 0.1 + 2 * 6 * 0.02)
 
 
+def test_the_rates_of_some_layers_can_be_given_whether_they_are_fragile_or_not() -> None:
+    rates = inclusion_rates(SHAPE, 0.1, [0, 3], 0.02, {3: 0.3, 5: 0.0}).reshape(10, 6)
+    assert rates[[0, 1, 3, 5], 0] == pytest.approx([0.02, 0.1, 0.3, 0.0])
+    with pytest.raises(UsageError, match="no layer 10"):
+        inclusion_rates(SHAPE, 0.1, given={10: 0.1})
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        inclusion_rates(SHAPE, 0.1, given={1: 1.1})
+
+
 @pytest.mark.parametrize(
     ("density", "fragile", "fragile_density", "message"),
     [
@@ -40,7 +49,7 @@ def test_impossible_rates_are_usage_errors(
 @given(
     st.integers(0, 10**6),
     st.integers(1, 200),
-    st.floats(0.03, 0.5),
+    st.floats(0.04, 0.5),  # at least one head a mask, whatever the fragile layers get
     st.sampled_from([0.0, 0.003, 0.02, 0.3]),
     st.integers(0, 5),
 )

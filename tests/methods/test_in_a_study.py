@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from cs_localize.config import load_study
+from cs_localize.config import load_study, parse_study
+from cs_localize.errors import UsageError
 from cs_localize.findings import HeadsFile
 from cs_localize.folder import StudyResult, load_result
 from cs_localize.grid import parse_grid, run_grid
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.session import engine_spec
+from cs_localize.study import check_study, run_study
 from tests.studies import planted, repeated_keys
 
 pytestmark = pytest.mark.ray
@@ -22,6 +26,7 @@ OPTIONS: dict[str, object] = {
     "sweep": {"name": "sweep"},
     "thin_sweep": "thin_sweep",
     "greedy": {"name": "greedy", "options": {"heads": 2}},
+    "thompson": {"name": "thompson", "options": {"requests": 90}},
     "random": "random",
 }
 MASKED = {
@@ -29,6 +34,7 @@ MASKED = {
     "sweep": ITEMS * N_HEADS,
     "thin_sweep": 2 * N_HEADS,
     "greedy": ITEMS * (2 * N_HEADS - 1),
+    "thompson": 90,
     "random": 0,
 }
 """Requests a task before the naming."""
@@ -112,3 +118,30 @@ def test_the_head_that_was_planted_strongest_comes_first(studies: dict[str, Stud
 
 def test_the_methods_of_a_grid_share_the_ledger(studies: dict[str, StudyResult]) -> None:
     assert repeated_keys(studies["sweep"].out.parent.parent / "ledger") == 0
+
+
+def test_attribution_is_refused_for_the_planted_engine() -> None:
+    with pytest.raises(UsageError, match="the planted engine has no gradients for the method attribution"):
+        check_study(parse_study(planted(method="attribution")))
+
+
+@pytest.mark.model
+@pytest.mark.full
+def test_attribution_ranks_the_heads_of_a_real_model_in_a_study(tmp_path: Path) -> None:
+    study = planted(
+        model="smollm2-135m-instruct",
+        tasks=list(TASKS),
+        search_items=6,
+        method="attribution",
+        engine={"name": "hf", "workers": 1},
+        select={"requests": 1},
+        confirm={"enabled": False},
+    )
+    heads = run_study(parse_study(study), tmp_path).heads
+    for finding in heads.tasks.values():
+        effects = [entry.effect for entry in finding.ranking]
+        assert finding.requests == 3 * 6
+        assert len(effects) == 270
+        assert None not in effects
+        assert len(set(effects)) == 270
+    assert "First-order estimate" in (tmp_path / "report.html").read_text(encoding="utf-8")

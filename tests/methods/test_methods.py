@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
 from cs_localize.methods import (
     METHODS,
+    Attribution,
     CountingMeasurer,
     ExhaustiveSweep,
     Greedy,
@@ -24,9 +25,11 @@ from cs_localize.methods import (
     RandomHeads,
     Sparse,
     ThinSweep,
+    Thompson,
     make_method,
 )
-from cs_localize.outcomes import Item, Outcome
+from cs_localize.outcomes import Item
+from tests.methods.builders import EngineMeasurer
 
 SHAPE = ModelShape(layers=10, heads=4, kv_heads=2, head_dim=8, ffn=16)
 TASKS = ("a", "b")
@@ -39,25 +42,13 @@ CASES: dict[str, tuple[Method, int]] = {
     "thin_sweep": (ThinSweep(items=3, seed=1), 3 * 40),
     # After the first sweep: the chosen head alone (asked before), 39 pairs; both, 38 triples.
     "greedy": (Greedy(heads=3), 8 * (40 + 39 + 38)),
+    "thompson": (Thompson(requests=130, batch=20, seed=2), 130),
     "random": (RandomHeads(seed=1), 0),
+    # Three passes an item, which ask the measurer nothing.
+    "attribution": (Attribution(lambda requests: np.ones((len(requests), 40)) * np.arange(40)), 3 * 8),
 }
 
 every = pytest.mark.parametrize("name", list(CASES))
-
-
-class EngineMeasurer:
-    """Asks an engine in this process."""
-
-    def __init__(self, engine: PlantedEngine) -> None:
-        self.engine = engine
-        self.asked: list[Request] = []
-
-    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
-        return Request(item, (1, int(item.id)), (2,), ablation, mode)
-
-    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
-        self.asked += requests
-        return self.engine.measure(requests)
 
 
 def world(seed: int = 0) -> EngineMeasurer:
@@ -85,7 +76,7 @@ def test_every_head_is_ranked_once_for_every_task(name: str) -> None:
         assert sorted(heads) == sorted(SHAPE.all_heads())
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in CASES if name != "attribution"])
 def test_requests_are_counted_by_task_as_the_engine_saw_them(name: str) -> None:
     method, expected = CASES[name]
     measurer = world()
@@ -137,6 +128,53 @@ def test_greedy_finds_a_backup_that_no_single_head_shows() -> None:
     assert swept.ranking["b"][1] != engine.backup("b")
 
 
+def test_thompson_asks_the_heads_that_matter_more_often_than_others() -> None:
+    measurer = world()
+    CASES["thompson"][0].localize(measurer, SHAPE, ITEMS, {})
+    strongest = next(iter(measurer.engine.truth("b")))
+    asked = Counter(head for r in measurer.asked if r.item.task == "b" for head, _ in r.ablation.heads)
+    assert asked[strongest] == len(ITEMS["b"]), "as often as there are items"
+    assert 130 / 40 < asked[strongest] > np.median(list(asked.values()))
+
+
+def test_thompson_with_requests_for_everything_is_a_sweep_that_stops() -> None:
+    found = Thompson(requests=1000, batch=50).localize(world(), SHAPE, ITEMS, {})
+    swept = ExhaustiveSweep().localize(world(), SHAPE, ITEMS, {})
+    assert found.requests == dict.fromkeys(TASKS, 8 * 40)
+    np.testing.assert_allclose(np.array(found.effects) * 9 / 8, swept.effects)
+
+
+def test_thompson_rewards_damage_to_the_task_and_not_to_its_controls() -> None:
+    for seed in range(3):
+        measurer = world(seed)
+        found = Thompson(requests=200, seed=seed).localize(measurer, SHAPE, ITEMS, {})
+        for task in TASKS:
+            assert found.ranking[task][0] in measurer.engine.truth(task)
+            assert found.ranking[task][0] not in measurer.engine.universal()
+
+
+def test_attribution_is_the_mean_slope_of_the_items_and_counts_three_requests_for_each() -> None:
+    items = {"a": ITEMS["a"][:2], "b": ITEMS["b"]}
+    slopes = np.random.default_rng(0).normal(size=(10, 40))
+    measurer = world()
+    found = Attribution(lambda requests: slopes).localize(measurer, SHAPE, items, {})
+    assert found.effects == pytest.approx(np.stack([slopes[:2].mean(axis=0), slopes[2:].mean(axis=0)]))
+    assert (found.requests, found.tokens) == ({"a": 6, "b": 24}, {"a": 18, "b": 72})
+    assert not measurer.asked
+
+
+def test_attribution_without_a_model_or_with_several_answers_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="needs a model's gradients"):
+        Attribution().localize(world(), SHAPE, ITEMS, {})
+
+    class Choosing(EngineMeasurer):
+        def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+            return replace(super().request(item, ablation, mode), choices=(((1,), (2,)), ((1,), (3,))))
+
+    with pytest.raises(UsageError, match="needs one reference answer, and task 'a' is multiple choice"):
+        CASES["attribution"][0].localize(Choosing(world().engine), SHAPE, ITEMS, {})
+
+
 def test_a_repeated_request_is_counted_once() -> None:
     counter = CountingMeasurer(world())
     item = ITEMS["a"][0]
@@ -180,6 +218,8 @@ def test_a_study_gives_a_method_its_options_and_what_else_it_has_a_field_for() -
         ({"name": "random", "options": {"seed": 2}}, "method 'random' has no option 'seed'; it has none"),
         ({"name": "thin_sweep", "options": {"items": 0}}, "option 'items' is 0; give a whole number of at least 1"),
         ({"name": "thin_sweep", "options": {"items": True}}, "option 'items' is True; give a whole number"),
+        ({"name": "thompson", "options": {"requests": 0}}, "option 'requests' is 0; give a whole number of at least 1"),
+        ({"name": "thompson", "options": {"spread": 0}}, "option 'spread' is 0; give a number above 0"),
         ({"name": "sweep", "options": {"floor": -1}}, "option 'floor' is -1; give a number above 0"),
     ],
 )

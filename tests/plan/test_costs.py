@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cs_localize.measure.protocol import Mode, Request
+from cs_localize.outcomes import Item
 from cs_localize.plan import Planned, Rate
 from cs_localize.plan.costs import stage_costs
 from cs_localize.study import run_study
 from tests.plan.builders import planned, planned_config, with_prompts
 
 SEARCHING = ("pilot", "search", "testing", "naming")
+REPEATING = ("scoring",)
+"""Stages that ask again what others have measured."""
 
 
 def costs(study: Planned, rate: Rate | None = None) -> dict[str, tuple[int, int]]:
@@ -49,17 +54,17 @@ def test_the_planned_requests_are_what_a_study_spends_exactly_or_at_most(
     counts["confirmation"] = {field: counts["confirm"][field] + counts["noise"][field] for field in ("asked", "tokens")}
     for name in stages.keys() - exact.keys():
         total = stages[name].total
-        assert 0 < counts[name]["asked"] <= total.masked + total.unablated
-        assert counts[name]["tokens"] <= total.tokens
+        assert 0 < counts[name]["measured" if name in REPEATING else "asked"] <= total.masked + total.unablated
+        assert counts[name]["measured_tokens" if name in REPEATING else "tokens"] <= total.tokens
     for task, finding in result.heads.tasks.items():
         assert finding.requests <= sum(stages[name].tasks[task].masked for name in SEARCHING if name in stages)
 
 
 def test_what_is_switched_off_costs_nothing() -> None:
-    whole = ["baseline", "pilot", "search", "testing", "naming", "confirmation", "interactions"]
+    whole = ["baseline", "pilot", "search", "testing", "naming", "scoring", "confirmation", "interactions"]
     assert list(costs(planned(select__by="tests"))) == whole
     part = {"select__by": "naming", "confirm__enabled": False, "design__pilot": {"requests_a_layer": 0}}
-    assert list(costs(planned(**part))) == ["baseline", "search", "naming"]
+    assert list(costs(planned(**part))) == ["baseline", "search", "naming", "scoring"]
 
 
 def test_tokens_are_those_of_the_items_and_generated_answers_count_at_their_longest() -> None:
@@ -83,3 +88,32 @@ def test_hours_are_the_amount_at_the_rate_of_its_kind(unit: str, amount: int) ->
         (naming.masked + naming.unablated if unit == "requests" else naming.tokens) / 3600
     )
     assert all(stage.hours is None for stage in stage_costs(planned()))
+
+
+def test_a_multiple_choice_question_is_a_request_for_every_choice_and_scored_but_once() -> None:
+    study = planned()
+    choices = (((1, 2, 3), (4,)), ((1, 2, 3), (5, 6)))
+
+    def request(item: Item, mode: Mode) -> Request:
+        return replace(study.request(item, "score"), choices=choices)
+
+    search = {task: [replace(item, max_tokens=0) for item in items] for task, items in study.search.items()}
+    plain, found = costs(study), costs(replace(study, request=request, search=search))
+    for name in ("baseline", "search", "naming"):
+        assert found[name] == tuple(2 * count for count in plain[name])
+    stages = {stage.name: stage.total for stage in stage_costs(replace(study, request=request, search=search))}
+    assert stages["search"].tokens == 9 * plain["search"][0]
+    assert found["scoring"] == (0, 0), "its metric is read from what the search has scored"
+
+
+def test_answers_of_the_models_own_are_generated_once_for_what_lm_eval_has_generated() -> None:
+    study = planned(lm_eval={"reference": "self"})
+    assert costs(study)["own answers"] == (0, 0)
+    search = {
+        task: [replace(item, boundary="lm-eval", max_tokens=4) for item in items]
+        for task, items in study.search.items()
+    }
+    stages = {stage.name: stage for stage in stage_costs(replace(study, search=search))}
+    assert next(iter(stages)) == "own answers"
+    assert stages["own answers"].total.unablated == 80
+    assert stages["baseline"].at_most, "what is answered wrongly is left out"
