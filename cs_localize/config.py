@@ -129,6 +129,15 @@ class DesignConfig(_Section):
     requests: int = Field(900, ge=1, le=1_000_000, description="Masked search requests a task, the pilot's included.")
     density: float = Field(0.06, gt=0, le=0.5, description="Share of heads knocked out in a layer that is not fragile.")
     fragile_density: float = Field(0.015, gt=0, le=0.5, description="The same in a fragile layer.")
+    rounds: int = Field(
+        1,
+        ge=1,
+        le=3,
+        description="1: masks only. 2: fewer, then the heads that lead alone. 3: then those still undecided again.",
+    )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="Chance of being among the first select.limit from which a head is decided."
+    )
     pilot: PilotConfig = PilotConfig()
 
 

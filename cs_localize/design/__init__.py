@@ -3,7 +3,7 @@
 from cs_localize.design.draw import Kind, Unit, draw_design
 from cs_localize.design.masks import balanced_masks, bernoulli_masks, inclusion_rates
 from cs_localize.design.pilot import fragile_layers, pilot_design
-from cs_localize.design.requests import Coverage, Design, cycle_items
+from cs_localize.design.requests import Coverage, Design, cycle_items, joined
 
 __all__ = [
     "Coverage",
@@ -16,5 +16,6 @@ __all__ = [
     "draw_design",
     "fragile_layers",
     "inclusion_rates",
+    "joined",
     "pilot_design",
 ]

@@ -25,7 +25,8 @@ def make_method(config: StudyConfig) -> Method:
     """Builds the method of a study.
 
     The options of ``method`` become its fields. A field called ``design``, ``solver`` or ``seed`` is no option: it gets
-    what the study has under that name.
+    what the study has under that name. ``limit`` gets how many heads may be named, and ``reserved`` how many items of a
+    task the tests of single heads need to themselves.
 
     Args:
         config: the study.
@@ -34,7 +35,14 @@ def make_method(config: StudyConfig) -> Method:
         UsageError: on an unknown option, or a value out of range.
     """
     name, options = config.method.name, config.method.options
-    given = {"design": config.design, "solver": config.solver, "seed": config.seed}
+    select = config.select
+    given = {
+        "design": config.design,
+        "solver": config.solver,
+        "seed": config.seed,
+        "limit": select.limit,
+        "reserved": max(select.tests.items, select.tests.control_items) if select.by == "tests" else 0,
+    }
     known = [field.name for field in fields(METHODS[name])]  # type: ignore[arg-type]  # every method is a dataclass
     own = [field for field in known if field not in given]
     unknown = sorted(set(options) - set(own))

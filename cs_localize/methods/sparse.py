@@ -1,4 +1,7 @@
-"""The sparse method: random masks, a fresh one for every request, and a solver that finds the few heads behind them."""
+"""The sparse method: random masks, a fresh one for every request, and a solver that finds the few heads behind them.
+
+With more than one round, fewer masks, and then the heads that lead knocked out alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.config import DesignConfig, SolverConfig
-from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, pilot_design
+from cs_localize.design import Design, draw_design, fragile_layers, inclusion_rates, joined, pilot_design
 from cs_localize.errors import UsageError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Measurer
@@ -23,6 +26,7 @@ from cs_localize.methods.method import (
     check_items,
     localized,
 )
+from cs_localize.methods.rounds import Rounds, divide
 from cs_localize.methods.tables import measure_baseline, measure_designs
 from cs_localize.recover import make_solver
 from cs_localize.seeds import stream
@@ -39,12 +43,16 @@ class Sparse:
     Attributes:
         design: which heads go off together in which request.
         solver: from outcomes to effects.
-        seed: of pilot and masks.
+        seed: of pilot, masks and rounds.
+        limit: heads that the rounds look for.
+        reserved: first items of a task on which the rounds try no head.
     """
 
     design: DesignConfig = field(default_factory=DesignConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
     seed: int = 0
+    limit: int = 5
+    reserved: int = 0
 
     def check_options(self) -> None:
         """Raises UsageError if an option is out of range; see ``Method``."""
@@ -54,6 +62,10 @@ class Sparse:
         """Measures the designs of all tasks, fits them and ranks by specificity; see ``Method``."""
         check_items(items)
         counter = CountingMeasurer(measurer)
+        solver = make_solver(self.solver.name, **self.solver.options)
+        rounds = self._rounds(float(solver.get_params()["floor"]))
+        if rounds:
+            rounds.check(items)
         pilots = self._pilots(shape, items)
         _check_masks(self._designs(shape, items, (), pilots))  # before anything is measured
         baseline = measure_baseline(counter, items)
@@ -62,20 +74,37 @@ class Sparse:
             fragile = fragile_layers(measure_designs(counter, shape, items, pilots, baseline, "pilot"))
         designs = self._designs(shape, items, fragile, pilots)
         table = measure_designs(counter, shape, items, designs, baseline, "search")
-        solver = make_solver(self.solver.name, **self.solver.options).fit(table)
-        ranking = by_specificity(solver.effects_, shape, table.tasks, relatives)
+        solver.fit(table)
+        narrowed = rounds.narrow(counter, items, relatives, table, solver.effects_, baseline) if rounds else None
+        effects = narrowed.effects if narrowed else solver.effects_
+        ranking = narrowed.ranking if narrowed else by_specificity(effects, shape, table.tasks, relatives)
         spent = len(next(iter(pilots.values()))) if pilots else 0
-        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, _warnings(designs))
-        return localized(ranking, solver.effects_, counter, fit)
+        fit = SparseFit(
+            designs, table, spent, fragile, self._rates(shape, fragile), solver, _warnings(designs), narrowed
+        )
+        return localized(ranking, effects, counter, fit)
+
+    @property
+    def _masks(self) -> int:
+        """Requests of a task under random masks, the pilot's included."""
+        return divide(self.design.requests, self.design.rounds)[0]
+
+    def _rounds(self, floor: float) -> Rounds | None:
+        """The rounds after the masks; None if there are none."""
+        _, *budgets = divide(self.design.requests, self.design.rounds)
+        if not budgets:
+            return None
+        return Rounds(tuple(budgets), self.limit, self.design.confidence, floor, self.seed, self.reserved)
 
     def _pilots(self, shape: ModelShape, items: Items) -> Designs:
-        pilot, requests = self.design.pilot, self.design.requests
+        pilot, requests = self.design.pilot, self._masks
         if not pilot.requests_a_layer:
             return {}
         spent = shape.layers * pilot.requests_a_layer
         if requests <= spent:
+            kept = f", of which the masks get {requests}," if self.design.rounds > 1 else ""
             raise UsageError(
-                f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
+                f"design.requests is {self.design.requests}{kept} and the pilot alone takes {spent}; raise it or lower "
                 "design.pilot.requests_a_layer"
             )
         return {
@@ -95,7 +124,7 @@ class Sparse:
     def _designs(
         self, shape: ModelShape, items: Items, fragile: Sequence[int], pilots: Mapping[str, Design]
     ) -> Designs:
-        """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
+        """Every task's masks: the pilot's requests count against the budget and serve the fit as well."""
         design = self.design
         rates = self._rates(shape, fragile)
         whole = {}
@@ -105,16 +134,14 @@ class Sparse:
                 design.kind,
                 design.unit,
                 rates,
-                design.requests - spent,
+                self._masks - spent,
                 len(asked),
                 design.block,
                 stream(self.seed, "design", task),
             )
             whole[task] = drawn
             if pilots:
-                whole[task] = Design(
-                    np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
-                )
+                whole[task] = joined([pilots[task], drawn])
         return whole
 
 
