@@ -1,6 +1,7 @@
 """Which method finds planted heads for how many requests, and how long the solvers take.
 
-    python benchmarks/recovery.py [--repeats 40] [--heads 270 512 1024] [--named 5 10] [--out DIR] [--greedy]
+    python benchmarks/recovery.py [--repeats 40] [--heads 270 512 1024] [--named 5 10] [--solvers lasso] [--out DIR]
+                                  [--greedy]
     python benchmarks/recovery.py --speed [--large]
 
 The generator is the `planted` engine, called in process. Four tasks, `a` to `d`, control each other; each has 40
@@ -19,7 +20,8 @@ heads, and every draw, follow from the seed of the repeat.
 
 All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
 sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers),
-cut to the budget; Thompson sampling is run anew for every budget. Attribution patching needs gradients, which the
+cut to the budget. `2 rounds` and `3 rounds` are the Lasso on a part of it, after which the heads that lead are knocked
+out alone. Thompson sampling is run anew for every budget. Attribution patching needs gradients, which the
 generator has not. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
 stands for the ceiling of recall and damage, and orders heads no better than least squares. `hit`: the strongest
 specific head comes first. `recall`: share of the k specific heads among the first k. `damage`: mean damage on fresh
@@ -47,7 +49,18 @@ from cs_localize.design import Design, draw_design, inclusion_rates
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.protocol import Mode, Request
-from cs_localize.methods import ExhaustiveSweep, Greedy, Method, RandomHeads, ThinSweep, Thompson, by_specificity
+from cs_localize.methods import (
+    ExhaustiveSweep,
+    Greedy,
+    Method,
+    RandomHeads,
+    Rounds,
+    ThinSweep,
+    Thompson,
+    by_specificity,
+    divide,
+    measure_baseline,
+)
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import make_solver, selection_frequencies
 from cs_localize.report.svg import Axes, element, label, picture
@@ -100,6 +113,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=positive, default=40, help="seeds of the generator (default 40)")
     parser.add_argument("--heads", type=int, nargs="+", default=[270, 512, 1024], choices=[270, 512, 1024], metavar="N")
     parser.add_argument("--named", type=positive, nargs="+", default=[5, 10], metavar="K", help="planted heads a task")
+    parser.add_argument(
+        "--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS, metavar="NAME", help="only these"
+    )
     parser.add_argument("--greedy", action="store_true", help="also iterative greedy, on 2 items: about 2 N K requests")
     parser.add_argument("--out", type=Path, help="folder for recovery.csv and recovery.svg")
     parser.add_argument("--speed", action="store_true", help="time the solvers instead")
@@ -117,7 +133,7 @@ def main() -> int:
     rows = []
     for heads in options.heads:
         for named in options.named:
-            rows += compare(heads, named, options.repeats, options.greedy)
+            rows += compare(heads, named, options.repeats, options.greedy, options.solvers)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "recovery.csv").open("w", newline="", encoding="utf-8") as file:
@@ -128,13 +144,13 @@ def main() -> int:
     return 0
 
 
-def compare(heads: int, named: int, repeats: int, greedy: bool) -> list[tuple[object, ...]]:
+def compare(heads: int, named: int, repeats: int, greedy: bool, solvers: Sequence[str]) -> list[tuple[object, ...]]:
     """All methods on one size; prints the table and returns its rows."""
     marks: dict[tuple[int, str], list[NDArray[np.float64]]] = defaultdict(list)
     for seed in range(repeats):
         options = PlantedOptions(TASKS, seed, n_specific=named, decay=0.8, background=0.01)
         engine = PlantedEngine(SHAPES[heads], options)
-        for requests, method, ranking in rankings(engine, seed, greedy and named):
+        for requests, method, ranking in rankings(engine, seed, named, greedy, solvers):
             marks[requests, method].append(judge(engine, ranking, named))
     rows: list[tuple[object, ...]] = []
     print(f"\nN = {heads:,}, k = {named}, {repeats} repeats\n requests  method           hit  recall  damage")
@@ -145,14 +161,16 @@ def compare(heads: int, named: int, repeats: int, greedy: bool) -> list[tuple[ob
     return rows
 
 
-def rankings(engine: PlantedEngine, seed: int, greedy: int) -> Iterator[tuple[int, str, dict[str, tuple[Head, ...]]]]:
+def rankings(
+    engine: PlantedEngine, seed: int, named: int, greedy: bool, solvers: Sequence[str]
+) -> Iterator[tuple[int, str, dict[str, tuple[Head, ...]]]]:
     """Requests a task, method and ranking, for every method at every budget."""
     measurer, shape = Direct(engine), engine.shape
     methods: dict[str, Method] = {"exhaustive": ExhaustiveSweep(), "random": RandomHeads(seed)}
     methods |= {f"thin sweep {items}": ThinSweep(items, seed) for items in (1, 2, 4)}
     if greedy:
         part = {task: items[:2] for task, items in SEARCH.items()}
-        found = Greedy(greedy).localize(measurer, shape, part, {})
+        found = Greedy(named).localize(measurer, shape, part, {})
         yield found.requests["a"], "greedy", found.ranking
     for name, method in methods.items():
         found = method.localize(measurer, shape, SEARCH, {})
@@ -160,15 +178,29 @@ def rankings(engine: PlantedEngine, seed: int, greedy: int) -> Iterator[tuple[in
     for budget in BUDGETS:
         found = Thompson(requests=int(budget * shape.n_heads), seed=seed).localize(measurer, shape, SEARCH, {})
         yield found.requests["a"], "thompson", found.ranking
+    baseline = measure_baseline(measurer, SEARCH)
     largest = int(max(BUDGETS) * shape.n_heads)
     table = measured(engine, largest, seed)
     for budget in BUDGETS:
         requests = int(budget * shape.n_heads)
-        part_table = table.take(np.concatenate([table.rows_of(task)[:requests] for task in TASKS]))
-        for name, (solver, options) in SOLVERS.items():
+        part_table = first_of(table, requests)
+        for name in solvers:
+            solver, options = SOLVERS[name]
             effects = make_solver(solver, **options).fit(part_table).effects_
             yield requests, name, by_specificity(effects, shape, TASKS, {})
         yield requests, "oracle", by_specificity(oracle(engine, part_table), shape, TASKS, {})
+        for rounds in (2, 3):
+            masks, *budgets = divide(requests, rounds)
+            part_table = first_of(table, masks)
+            fitted = make_solver("lasso").fit(part_table)
+            after = Rounds(tuple(budgets), named, 0.95, float(fitted.get_params()["floor"]), seed)
+            narrowed = after.narrow(measurer, SEARCH, {}, part_table, fitted.effects_, baseline)
+            yield requests, f"{rounds} rounds", narrowed.ranking
+
+
+def first_of(table: MeasurementTable, requests: int) -> MeasurementTable:
+    """The first outcomes of every task."""
+    return table.take(np.concatenate([table.rows_of(task)[:requests] for task in table.tasks]))
 
 
 def measured(engine: PlantedEngine, requests: int, seed: int) -> MeasurementTable:

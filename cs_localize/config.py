@@ -143,6 +143,15 @@ class DesignConfig(_Section):
         description="File of your own masks in place of drawn ones and a pilot: .npy, .npz, or JSON Lines of lists of "
         "heads; relative to the study file.",
     )
+    rounds: int = Field(
+        1,
+        ge=1,
+        le=3,
+        description="1: masks only. 2: fewer, then the heads that lead alone. 3: then those still undecided again.",
+    )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="Chance of being among the first select.limit from which a head is decided."
+    )
     pilot: PilotConfig = PilotConfig()
 
     @field_validator("layer_density", mode="before")
@@ -376,6 +385,11 @@ class StudyConfig(_Section):
             )
         if self.crosscheck.enabled and not (self.confirm.enabled and self.confirm.random_draws):
             raise ValueError("the cross-check needs the confirmation with random draws; set crosscheck.enabled: false")
+        if self.design.rounds > 1 and (self.design.knock_out != "head" or self.design.masks is not None):
+            raise ValueError(
+                "rounds after the masks knock out single heads and need masks drawn over them; set design.rounds to 1, "
+                "or leave out design.knock_out and design.masks"
+            )
         unknown = sorted(set(self.crosscheck.tasks or ()) - set(self.tasks))
         if unknown:
             raise ValueError(f"crosscheck.tasks names {', '.join(unknown)}, which is not in tasks")

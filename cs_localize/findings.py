@@ -45,11 +45,14 @@ class RankedHead(_File):
     head: str = Field(description="The head, such as L16H21.")
     effect: float | None = Field(
         None,
-        description="Score lost when it is knocked out, in nats a request: refitted by least squares for a candidate, "
-        "the solver's shrunk estimate for the others; of other methods than sparse, their estimate, or null.",
+        description="Score lost when it is knocked out, in nats a request: the mean of what it did alone, where rounds "
+        "after the masks tried that; refitted by least squares for other candidates; the solver's shrunk estimate for "
+        "the rest; of other methods than sparse, their estimate, or null.",
     )
     interval: Interval | None = Field(
-        None, description="95% bootstrap interval of the refit; null below the candidates and for other methods."
+        None,
+        description="95% interval: Student's where the effect is that of the head alone, bootstrap where it is "
+        "refitted; null below the candidates and for other methods.",
     )
     specificity: float | None = Field(
         None,
@@ -96,7 +99,7 @@ class TaskFinding(_File):
         description="Largest absolute correlation of two heads over the masked requests, 0 to 1: two at 1 cannot be "
         "told apart; null for methods without masks.",
     )
-    requests: int = Field(description="Masked search requests spent on this task, pilot, tests and naming included.")
+    requests: int = Field(description="Masked search requests spent on this task: design, tests and naming.")
     baseline_requests: int = Field(description="Unablated requests on search items.")
     tokens: int = Field(description="Tokens of all search requests of this task.")
     fit: float | None = Field(

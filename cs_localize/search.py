@@ -23,6 +23,7 @@ from cs_localize.recover import (
     bootstrap_intervals,
     fit_above_chance,
     held_back_fit,
+    mean_interval,
     selection_frequencies,
     specificity,
     universal_heads,
@@ -58,7 +59,7 @@ class SearchResult:
     @property
     def designs(self) -> dict[str, Design]:
         """By task, every masked request of the sparse method; empty for the others."""
-        return self.localization.sparse.designs if self.localization.sparse else {}
+        return self.localization.sparse.requests if self.localization.sparse else {}
 
     @property
     def fragile(self) -> tuple[int, ...]:
@@ -186,6 +187,8 @@ class Search:
         tasks = tuple(self.items)
         number, intervals, frequency = tasks.index(task), evidence.intervals.get(task), evidence.frequency
         known = {int(head): column for column, head in enumerate(intervals.heads)} if intervals else {}
+        narrowed = found.sparse.narrowed if found.sparse else None
+        alone = narrowed.damage[task] if narrowed else {}
         ranked = []
         for head in found.ranking[task]:
             test = tested.get(head)
@@ -200,6 +203,9 @@ class Search:
                 # The solver's estimates are shrunk: right for ranking, too small to quote.
                 effect = float(intervals.effect[number, column])
                 bounds = (float(intervals.low[number, column]), float(intervals.high[number, column]))
+            if head in alone:
+                effect, *ends = mean_interval(alone[head])
+                bounds = (ends[0], ends[1])
             control = int(contrast.control[number, position])
             ranked.append(
                 RankedHead(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,13 @@ class Design:
             coherence=_coherence(self.masks),
             warning=warning,
         )
+
+
+def joined(designs: Sequence[Design]) -> Design:
+    """The requests of some designs, one or more, one design after another."""
+    return Design(
+        np.concatenate([design.masks for design in designs]), np.concatenate([design.items for design in designs])
+    )
 
 
 def cycle_items(n_requests: int, n_items: int, block: int, rng: np.random.Generator) -> NDArray[np.int64]:

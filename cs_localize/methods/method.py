@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cs_localize.design import Coverage, Design
+from cs_localize.design import Coverage, Design, joined
 from cs_localize.errors import UsageError
 from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
@@ -22,17 +22,35 @@ Relatives = Mapping[str, Collection[str]]
 
 
 @dataclass(frozen=True, eq=False)
+class Narrowed:
+    """What rounds after the masks found, in which heads were knocked out alone.
+
+    Attributes:
+        ranking: by task, all heads; those knocked out alone come first.
+        effects: ``[n_tasks, n_heads]`` damage in nats; see ``refit_heads`` for those of heads knocked out alone.
+        designs: by task, the requests of these rounds, each of which knocks out a single head.
+        damage: by task and head, its damage alone on every item it was tried on, in nats.
+    """
+
+    ranking: dict[str, tuple[Head, ...]]
+    effects: NDArray[np.float64]
+    designs: dict[str, Design]
+    damage: dict[str, dict[Head, NDArray[np.float64]]]
+
+
+@dataclass(frozen=True, eq=False)
 class SparseFit:
     """What only the sparse method has: its designs, their outcomes and the fit to them.
 
     Attributes:
-        designs: by task, every masked request, the pilot's first.
+        designs: by task, every request under a random mask, the pilot's first.
         table: the outcomes of the designs.
         pilot: how many of the first requests of each task are the pilot's.
         fragile: layers the design spared.
         rates: ``[n_heads]`` share of the other requests that was to knock out each head.
         solver: fitted to the table.
         coverage: by task, how well its design tests the heads.
+        narrowed: what the rounds after the masks found; None where there were none.
     """
 
     designs: dict[str, Design]
@@ -42,11 +60,19 @@ class SparseFit:
     rates: NDArray[np.float64]
     solver: Solver
     coverage: dict[str, Coverage]
+    narrowed: Narrowed | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know of the designs."""
         return tuple(f"{task}: {covered.warning}" for task, covered in self.coverage.items() if covered.warning)
+
+    @property
+    def requests(self) -> dict[str, Design]:
+        """By task, every masked request, those of single heads last."""
+        if self.narrowed is None:
+            return self.designs
+        return {task: joined([design, self.narrowed.designs[task]]) for task, design in self.designs.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,8 @@ def make_method(config: StudyConfig, slopes: Slopes = no_slopes) -> Method:
     """Builds the method of a study.
 
     The options of ``method`` become its fields. A field called ``design``, ``solver`` or ``seed`` is no option: it gets
-    what the study has under that name, and one called ``slopes`` what is given here.
+    what the study has under that name, and one called ``slopes`` what is given here. ``limit`` gets how many heads may
+    be named, and ``reserved`` how many items of a task the tests of single heads need to themselves.
 
     Args:
         config: the study.
@@ -39,7 +40,15 @@ def make_method(config: StudyConfig, slopes: Slopes = no_slopes) -> Method:
         UsageError: on an unknown option, or a value out of range.
     """
     name, options = config.method.name, config.method.options
-    given = {"design": config.design, "solver": config.solver, "seed": config.seed, "slopes": slopes}
+    select = config.select
+    given = {
+        "design": config.design,
+        "solver": config.solver,
+        "seed": config.seed,
+        "slopes": slopes,
+        "limit": select.limit,
+        "reserved": max(select.tests.items, select.tests.control_items) if select.by == "tests" else 0,
+    }
     known = [field.name for field in fields(METHODS[name])]  # type: ignore[arg-type]  # every method is a dataclass
     own = [field for field in known if field not in given]
     unknown = sorted(set(options) - set(own))

@@ -1,4 +1,7 @@
-"""The sparse method: random masks, a fresh one for every request, and a solver that finds the few heads behind them."""
+"""The sparse method: random masks, a fresh one for every request, and a solver that finds the few heads behind them.
+
+With more than one round, fewer masks, and then the heads that lead knocked out alone.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from cs_localize.design import (
     fragile_layers,
     given_design,
     inclusion_rates,
+    joined,
     pilot_design,
     read_masks,
 )
@@ -33,6 +37,7 @@ from cs_localize.methods.method import (
     check_items,
     localized,
 )
+from cs_localize.methods.rounds import Rounds, divide
 from cs_localize.methods.tables import measure_baseline, measure_designs
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover import GroupSolver, Solver, make_solver
@@ -50,12 +55,16 @@ class Sparse:
     Attributes:
         design: which heads go off together in which request.
         solver: from outcomes to effects.
-        seed: of pilot and masks.
+        seed: of pilot, masks and rounds.
+        limit: heads that the rounds look for.
+        reserved: first items of a task on which the rounds try no head.
     """
 
     design: DesignConfig = field(default_factory=DesignConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
     seed: int = 0
+    limit: int = 5
+    reserved: int = 0
 
     def check_options(self) -> None:
         """Raises UsageError if an option is out of range; see ``Method``."""
@@ -65,6 +74,9 @@ class Sparse:
         """Measures the designs of all tasks, fits them and ranks by specificity; see ``Method``."""
         check_items(items)
         counter = CountingMeasurer(measurer)
+        rounds = self._rounds()
+        if rounds:
+            rounds.check(items)
         pilots = self._pilots(shape, items)
         _check_masks(self.designs(shape, items))  # before anything is measured
         baseline = measure_baseline(counter, items)
@@ -74,11 +86,26 @@ class Sparse:
         designs = self._designs(shape, items, fragile, pilots)
         table = measure_designs(counter, shape, items, designs, baseline, "search")
         solver = self._solver().fit(table)
-        ranking = by_specificity(solver.effects_, shape, table.tasks, relatives)
+        narrowed = rounds.narrow(counter, items, relatives, table, solver.effects_, baseline) if rounds else None
+        effects = narrowed.effects if narrowed else solver.effects_
+        ranking = narrowed.ranking if narrowed else by_specificity(effects, shape, table.tasks, relatives)
         spent = len(next(iter(pilots.values()))) if pilots else 0
         coverage = self.coverage(shape, designs)
-        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, coverage)
-        return localized(ranking, solver.effects_, counter, fit)
+        fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, coverage, narrowed)
+        return localized(ranking, effects, counter, fit)
+
+    @property
+    def _masks(self) -> int:
+        """Requests of a task under random masks, the pilot's included."""
+        return divide(self.design.requests, self.design.rounds)[0]
+
+    def _rounds(self) -> Rounds | None:
+        """The rounds after the masks; None if there are none."""
+        _, *budgets = divide(self.design.requests, self.design.rounds)
+        if not budgets:
+            return None
+        floor = float(make_solver(self.solver.name, **self.solver.options).get_params()["floor"])
+        return Rounds(tuple(budgets), self.limit, self.design.confidence, floor, self.seed, self.reserved)
 
     def designs(self, shape: ModelShape, items: Items) -> Designs:
         """Every task's design as it is while no layer is known to be fragile.
@@ -106,13 +133,14 @@ class Sparse:
         return measure_designs(measurer, shape, items, pilots, measure_baseline(measurer, items), "pilot")
 
     def _pilots(self, shape: ModelShape, items: Items) -> Designs:
-        pilot, requests = self.design.pilot, self.design.requests
+        pilot, requests = self.design.pilot, self._masks
         spent = self.design.pilot_requests(shape.layers)
         if not spent:
             return {}
         if requests <= spent:
+            kept = f", of which the masks get {requests}," if self.design.rounds > 1 else ""
             raise UsageError(
-                f"design.requests is {requests} and the pilot alone takes {spent}; raise it or lower "
+                f"design.requests is {self.design.requests}{kept} and the pilot alone takes {spent}; raise it or lower "
                 "design.pilot.requests_a_layer"
             )
         drawn = self._drawn(shape)
@@ -160,16 +188,14 @@ class Sparse:
     def _designs(
         self, shape: ModelShape, items: Items, fragile: Sequence[int], pilots: Mapping[str, Design]
     ) -> Designs:
-        """Every task's whole design: the pilot's requests count against the budget and serve the fit as well."""
+        """Every task's masks: the pilot's requests count against the budget and serve the fit as well."""
         whole = {}
         for task, asked in items.items():
             spent = len(pilots[task]) if pilots else 0
-            drawn = self._drawn_design(shape, fragile, task, self.design.requests - spent, len(asked))
+            drawn = self._drawn_design(shape, fragile, task, self._masks - spent, len(asked))
             whole[task] = drawn
             if pilots:
-                whole[task] = Design(
-                    np.concatenate([pilots[task].masks, drawn.masks]), np.concatenate([pilots[task].items, drawn.items])
-                )
+                whole[task] = joined([pilots[task], drawn])
         return whole
 
 

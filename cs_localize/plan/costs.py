@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cs_localize.measure.protocol import Mode
 from cs_localize.measure.units import request_tokens
+from cs_localize.methods import divide
 from cs_localize.outcomes import Item
 from cs_localize.plan.values import Cost, Planned, Rate, Stage
 
@@ -86,7 +87,18 @@ def _masked_search(planned: Planned) -> list[Stage]:
         asked = {task: (items, requests / len(items)) for task, items in planned.search.items()}
         return _stage(name, {task: _cost(planned, "score", [part], []) for task, part in asked.items()})
 
-    return [*([stage("pilot", pilot)] if pilot else []), stage("search", design.requests - pilot)]
+    masks, *rounds = divide(design.requests, design.rounds)
+    stages = [*([stage("pilot", pilot)] if pilot else []), stage("search", masks - pilot)]
+    return [*stages, *([_rounds(planned, sum(rounds))] if rounds else [])]
+
+
+def _rounds(planned: Planned, requests: int) -> Stage:
+    """Single heads on a few items drawn at random; the longest item bounds the tokens."""
+    tasks = {}
+    for task, items in planned.search.items():
+        longest = max(_tokens(planned, "score", [item], 1) for item in items)
+        tasks[task] = Cost(masked=requests, unablated=0, tokens=round(requests * longest))
+    return _stage("rounds", tasks, at_most=True)
 
 
 def _testing(planned: Planned) -> Stage:

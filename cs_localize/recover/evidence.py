@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 from sklearn.base import clone
 
 from cs_localize.errors import UsageError
@@ -66,6 +67,22 @@ def bootstrap_intervals(
         draws = np.stack([_least_squares(columns, target, _weights(arrays, rng)) for _ in range(n)])
         low[row, tested], high[row, tested] = np.quantile(draws, [0.025, 0.975], axis=0)
     return EffectIntervals(heads, effect, low, high)
+
+
+def mean_interval(damage: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The mean of a head's damage on different items with Student's 95% interval, in nats.
+
+    Args:
+        damage: ``[items]`` nats, of two items at least.
+
+    Raises:
+        UsageError: if there are fewer.
+    """
+    if len(damage) < 2:
+        raise UsageError(f"an interval needs two items at least, not {len(damage)}")
+    mean = float(damage.mean())
+    reach = float(student.ppf(0.975, len(damage) - 1) * damage.std(ddof=1) / len(damage) ** 0.5)
+    return mean, mean - reach, mean + reach
 
 
 def held_back_fit(

@@ -27,9 +27,10 @@ def effect_source(study: StudyConfig) -> str:
         if study.design.unit == "request"
         else "every block of items shares a random set"
     )
+    then = " Of heads tried alone afterwards, the mean of what each then took." if study.design.rounds > 1 else ""
     return (
         f"Score lost when the head is zeroed, estimated by the {study.solver.name} solver from requests in which "
-        f"{shared} of heads zeroed ({study.design.kind} masks)."
+        f"{shared} of heads zeroed ({study.design.kind} masks).{then}"
     )
 
 
