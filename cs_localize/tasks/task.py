@@ -86,6 +86,7 @@ class Task:
         template: how a question is put, with ``{text}`` in the place of ``Question.text``; the answer follows after
             one space.
         relatives: names of tasks so close to this one that they must not act as its control.
+        needs: module that grades its answers and is installed with the extra ``eval``; empty where none is needed.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Task:
     shots: tuple[Question, ...]
     template: str
     relatives: frozenset[str] = frozenset()
+    needs: str = ""
 
     def __post_init__(self) -> None:
         if "{text}" not in self.template or self.template != self.template.rstrip():
