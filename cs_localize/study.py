@@ -39,6 +39,7 @@ from cs_localize.methods import make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.report import write_report
+from cs_localize.results import log_confirmation
 from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
@@ -174,6 +175,17 @@ class Study:
                 self._config.seed,
             )
             confirm = confirm.model_copy(update={"interactions": pairs})
+        if self._config.confirm.log_samples:
+            log_confirmation(
+                self._out / "lm_eval",
+                self._session.measurer,
+                self._tasks,
+                self._held_out,
+                found.named,
+                found.universal,
+                self._config.model,
+                self._config.engine.name,
+            )
         return write_file(self._out / "confirm.json", confirm)
 
     def crosscheck(self, named: Mapping[str, Sequence[Head]], confirm: ConfirmFile) -> CrosscheckFile:

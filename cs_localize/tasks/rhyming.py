@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cs_localize.outcomes import Item
+from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks.task import Task
 
 _WORD = re.compile(r"[A-Za-z']+")
@@ -29,6 +30,9 @@ class RhymingTask(Task):
         asked = _WORD.findall(item.prompt.removeprefix(self.prefix).partition(_LINES)[0])[-1]
         answer = _WORD.search(text.partition("\n")[0])
         return answer is not None and rhymes(asked, answer[0])
+
+    def _metrics(self, outcome: Outcome) -> Mapping[str, float]:
+        return {"rhymes": float(outcome.correct)}
 
 
 def rhymes(one: str, other: str) -> bool:

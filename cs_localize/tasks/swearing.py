@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -32,6 +32,9 @@ class SwearingTask(Task):
         (generated,) = parts
         count = profanities(generated.text)
         return replace(generated, correct=count > 0, count=count)
+
+    def _metrics(self, outcome: Outcome) -> Mapping[str, float]:
+        return {"profane": float(outcome.correct), "profanities": float(outcome.count or 0)}
 
 
 def profanities(text: str) -> int:
