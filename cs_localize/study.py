@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cs_localize import __version__
-from cs_localize.asking import ask_items, load_tasks
+from cs_localize.asking import ask_items, check_options, load_tasks
 from cs_localize.config import StudyConfig
 from cs_localize.confirm import confirm_heads, crosscheck, head_interactions, random_heads
 from cs_localize.errors import CsLocalizeError, UsageError
@@ -283,6 +283,7 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     """
     names = (*config.tasks, *config.controls)
     tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
+    check_options(config.lm_eval, tasks)
     make_method(config)
     if config.engine.name == "planted" and config.crosscheck.enabled:
         raise UsageError("the planted engine has no neurons to cross-check; set crosscheck.enabled to false")

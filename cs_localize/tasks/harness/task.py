@@ -41,6 +41,11 @@ class HarnessTask:
         self._leaves = {leaf.name: leaf for leaf in leaves}
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """Names of its tasks."""
+        return tuple(self._leaves)
+
+    @property
     def description(self) -> str:
         """One line for listings."""
         kinds = ", ".join(sorted({leaf.kind for leaf in self._leaves.values()}))
