@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cs_localize.asking import ask_items, load_tasks
 from cs_localize.config import load_study
 from cs_localize.findings import HeadsFile, read_file
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import rank_heads, specificity
 from cs_localize.session import open_session
 from cs_localize.sweep import sweep
-from cs_localize.tasks import get_task
 from processes import positive
 
 
@@ -36,15 +36,13 @@ def main() -> int:
     config = load_study(study / "study.yaml")
     found = read_file(study / "heads.json", HeadsFile)
     ledger = Path(config.ledger or study / "ledger")
-    everything = {name: get_task(name) for name in (*config.tasks, *config.controls)}
+    names = (*config.tasks, *config.controls)
+    everything = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
     with open_session(config.model, config.engine, everything, ledger, Progress(None)) as session:
         shape = session.shape
-        items = {
-            task: get_task(task).split(config.seed, config.search_items, config.held_out_items).search
-            for task in config.tasks
-        }
+        items = ask_items(config, everything, session.measurer).search
         damage = sweep(session.measurer, shape, {task: asked[: arguments.items] for task, asked in items.items()})
-    relatives = {a: {b for b in config.tasks if b != a and get_task(a).related(get_task(b))} for a in config.tasks}
+    relatives = {a: {b for b in config.tasks if b != a and everything[a].related(everything[b])} for a in config.tasks}
 
     def ranked(rows: dict[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         effects = np.stack([part.mean(axis=0) for part in rows.values()])

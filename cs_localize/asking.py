@@ -13,6 +13,7 @@ from cs_localize.measure.tokens import Encoder, ItemError
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability, find_tasks
+from cs_localize.tasks.harness import HarnessTask, known_names
 
 _WRONG = "answered wrongly by the unmodified model, so that it has no answer of its own"
 
@@ -64,6 +65,29 @@ def load_tasks(
             raise UsageError("the planted engine has no chat template; set lm_eval.chat_template to false")
         chat = Encoder(resolve(model).path, engine.trust_remote_code).chat
     return find_tasks(names, data or {}, options, chat)
+
+
+def check_options(options: LmEvalConfig, tasks: Mapping[str, Capability]) -> None:
+    """Refuses options for tasks that lm-evaluation-harness does not have, which a misspelt name would be.
+
+    Tasks that it has and the study does not ask are let pass: the studies of a grid share their options.
+
+    Args:
+        options: how tasks of lm-evaluation-harness are asked and graded.
+        tasks: all tasks and controls of the study, by name.
+
+    Raises:
+        UsageError: if an option is for a task that is not there.
+    """
+    asked = [task for task in tasks.values() if isinstance(task, HarnessTask)]
+    known = {name for task in asked for name in (task.name, *task.members)}
+    for option, values in (("metric", options.metric), ("num_fewshot", options.num_fewshot)):
+        for name in values:
+            if name not in known and name not in known_names(options.include_path):
+                raise UsageError(
+                    f"lm_eval.{option} names '{name}', which is no task of lm-evaluation-harness; this study has "
+                    f"{', '.join(sorted(known)) or 'none'}"
+                )
 
 
 def ask_items(config: StudyConfig, tasks: Mapping[str, Capability], measurer: Measurer) -> Asked:

@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run a study; the same command continues a stopped one")
     run.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
     run.add_argument("--out", type=Path, help="the study's folder (default: runs/ and the file's name)")
+    run.add_argument(
+        "--log-samples", action="store_true", help="write the held-out answers as lm-eval does (confirm.log_samples)"
+    )
     _add_set(run)
     run.set_defaults(run=_run)
 
@@ -128,6 +131,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / arguments.study.stem
+    if arguments.log_samples:
+        arguments.set.append("confirm.log_samples=true")
     _keep_file(arguments.study, out)
     command = ["cs-localize", "run", str(arguments.study), *_out_and_set(arguments)]
     return _run_study(arguments.study, out, arguments.set, command)

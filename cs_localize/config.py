@@ -256,6 +256,9 @@ class ConfirmConfig(_Section):
     random_on: Literal["target", "all"] = Field("all", description="Tasks that random heads are measured on.")
     curve: int = Field(10, ge=0, description="Knockout curve up to this many heads.")
     curve_on: Literal["target", "all"] = Field("all", description="Tasks that the curve is measured on.")
+    log_samples: bool = Field(
+        False, description="Write the confirmation's answers as lm-eval does, into the folder lm_eval."
+    )
     interactions: bool = Field(True, description="Knock out named heads and their KV neighbours in pairs.")
     interaction_items: int = Field(24, ge=6, description="Held-out items of the task that pairs are measured on.")
     bootstrap: int = Field(2000, ge=100, le=1_000_000, description="Resamples behind the intervals of drops.")

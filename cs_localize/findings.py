@@ -175,6 +175,22 @@ class RandomHeads(_File):
     controls: list[float] = Field(description="Mean drop of the controls in every draw; empty if not measured.")
 
 
+class CountShare(_File):
+    """What is left of a count under one ablation."""
+
+    count: int = Field(description="Counted in all answers under the ablation.")
+    share: float = Field(description="The same as a share of what is counted without an ablation.")
+    ci: Interval = Field(description="95% paired bootstrap interval of the share.")
+
+
+class TaskCounts(_File):
+    """A task whose metric counts what it looks for in an answer, such as profanities."""
+
+    baseline: int = Field(description="Counted in all held-out answers of the unmodified model.")
+    without: dict[str, CountShare] = Field(description="By task whose heads are zeroed.")
+    random: list[float] = Field(description="Share left in every draw of random heads; empty if none were drawn.")
+
+
 PairKind = Literal["backup", "redundant", "additive", "saturated"]
 
 
@@ -230,6 +246,11 @@ class ConfirmFile(_File):
         description="Mean accuracy of the controls under the same ablations; empty if not measured."
     )
     interactions: Interactions | None = Field(None, description="Heads in pairs; null where they were not measured.")
+    counts: dict[str, TaskCounts] = Field(
+        default_factory=dict,
+        description="By task whose metric counts; an answer in which it finds something is right in all other fields. "
+        "Tasks of which the unmodified model's answers have nothing are left out.",
+    )
     noise: float = Field(description="Share of graded answers that differ between two unablated runs.")
     requests: int = Field(description="Requests of the confirmation, without those of the pairs.")
     tokens: int = Field(description="Their tokens.")

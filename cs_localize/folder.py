@@ -11,6 +11,7 @@ from cs_localize.findings import ConfirmFile, CrosscheckFile, HeadsFile, read_fi
 from cs_localize.measure.spec import EngineSpec
 
 _RESULTS = ("design.npz", "heads.json", "confirm.json", "crosscheck.json", "report.html")
+_SAMPLES = "lm_eval/*/*_*.json*"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec, data: dict[st
     path = out / "study.yaml"
     try:
         if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec, data):
-            for name in _RESULTS:
-                (out / name).unlink(missing_ok=True)
+            for stale in (*(out / name for name in _RESULTS), *out.glob(_SAMPLES)):
+                stale.unlink(missing_ok=True)
             write_text(path, text)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None

@@ -56,12 +56,17 @@ class Outcome:
         text: what the model wrote; empty when the answer was only scored.
         tokens: tokens of the request: prompt plus answer or generated ones, whether or not a cache served them; of a
             multiple-choice question those of all choices with their prompts.
+        count: of a task whose metric counts, how many it found in ``text``; None for all others and from engines.
+        parts: what the metric was read from, where nothing was generated: one outcome, or one for every choice; empty
+            from engines.
     """
 
     score: float
     correct: bool
     text: str
     tokens: int
+    count: int | None = None
+    parts: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True)

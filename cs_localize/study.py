@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize import __version__
-from cs_localize.asking import ask_items, load_tasks
+from cs_localize.asking import ask_items, check_options, load_tasks
 from cs_localize.config import StudyConfig
 from cs_localize.confirm import confirm_heads, crosscheck, head_interactions, random_heads
 from cs_localize.errors import CsLocalizeError, UsageError
@@ -40,6 +40,7 @@ from cs_localize.methods import head_slopes_from_spec, make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.report import write_report
+from cs_localize.results import log_confirmation
 from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
@@ -175,6 +176,17 @@ class Study:
                 self._config.seed,
             )
             confirm = confirm.model_copy(update={"interactions": pairs})
+        if self._config.confirm.log_samples:
+            log_confirmation(
+                self._out / "lm_eval",
+                self._session.measurer,
+                self._tasks,
+                self._held_out,
+                found.named,
+                found.universal,
+                self._config.model,
+                self._config.engine.name,
+            )
         return write_file(self._out / "confirm.json", confirm)
 
     def crosscheck(self, named: Mapping[str, Sequence[Head]], confirm: ConfirmFile) -> CrosscheckFile:
@@ -279,6 +291,7 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     """
     names = (*config.tasks, *config.controls)
     tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
+    check_options(config.lm_eval, tasks)
     make_method(config)
     data_hashes(config, tasks)
     if config.engine.name == "planted" and config.crosscheck.enabled:

@@ -21,15 +21,19 @@ def add_tasks(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     measuring.add_argument("--seed", type=int, help="of that draw (default: 0)")
     measuring.add_argument("--engine", choices=ENGINES, help="who answers (default: vllm)")
     measuring.add_argument("--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder)")
+    measuring.add_argument(
+        "--log-samples", type=Path, metavar="DIR", help="write results and every answer into a folder, as lm-eval does"
+    )
     tasks.set_defaults(run=_tasks)
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
     if arguments.baseline:
         return _baselines(arguments)
-    for name in ("model", "tasks", "data", "limit", "seed", "engine", "ledger"):
+    for name in ("model", "tasks", "data", "limit", "seed", "engine", "ledger", "log_samples"):
         if getattr(arguments, name) is not None:
-            raise UsageError(f"--{name} goes with --baseline; add that, or leave it out to list the tasks")
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} goes with --baseline; add that, or leave it out to list the tasks")
     from cs_localize.tasks import registered_tasks
 
     for task in registered_tasks():
@@ -54,6 +58,7 @@ def _baselines(arguments: argparse.Namespace) -> int:
         engine=EngineConfig(name=arguments.engine or "vllm"),
         ledger=arguments.ledger or home() / "ledger",
         data=own_data(arguments.data),
+        samples=arguments.log_samples,
     )
     print("\n".join(baselines_table(found)))
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_localize.asking import ask_items, load_tasks
+from cs_localize.asking import ask_items, check_options, load_tasks
 from cs_localize.config import StudyConfig, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
@@ -121,3 +121,14 @@ def test_a_chat_template_needs_a_model(tmp_path: Path) -> None:
     config = study(tmp_path, "antonyms", engine={"name": "planted"}, lm_eval={"chat_template": True})
     with pytest.raises(UsageError, match="planted engine has no chat template"):
         tasks_of(config)
+
+
+@pytest.mark.parametrize("option", [{"metric": {"own_smu": "exact_match"}}, {"num_fewshot": {"antonyms": 2}}])
+def test_an_option_for_a_task_that_does_not_exist_is_refused(option: dict[str, object], tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
+    config = study(tmp_path, "own_sum", "antonyms", lm_eval=option)
+    name = "own_smu" if "metric" in option else "antonyms"
+    with pytest.raises(UsageError, match=f"names '{name}', which is no task .* has own_sum"):
+        check_options(config.lm_eval, tasks_of(config))
+    for name in ("own_sum", "gsm8k"):
+        check_options(study(tmp_path, "own_sum", lm_eval={"num_fewshot": {name: 1}}).lm_eval, tasks_of(config))

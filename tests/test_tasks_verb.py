@@ -79,6 +79,7 @@ def test_the_table_has_a_line_for_every_task() -> None:
     ("arguments", "message"),
     [
         (["--limit", "3"], "--limit goes with --baseline"),
+        (["--log-samples", "d"], "--log-samples goes with --baseline"),
         (["--model", "m"], "--model goes with --baseline"),
         (["--baseline", "--limit", "0"], "--limit 0"),
         (["--baseline", "--seed", "-1"], "--seed -1"),

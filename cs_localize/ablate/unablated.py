@@ -15,6 +15,7 @@ from cs_localize.findings import Interval
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.outcomes import Item
+from cs_localize.results import log_answers
 from cs_localize.seeds import stream
 from cs_localize.session import open_session
 from cs_localize.tasks import Capability, Task, find_tasks
@@ -50,6 +51,7 @@ def baselines(
     engine: EngineConfig | None = None,
     ledger: Path,
     data: Mapping[str, DataConfig] | None = None,
+    samples: Path | None = None,
 ) -> list[Baseline]:
     """Asks a model every item of some tasks twice: to answer it, and for the log-probability of the reference answer.
 
@@ -61,6 +63,7 @@ def baselines(
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes; what it holds is not measured again.
         data: where tasks of the user's own come from, by name.
+        samples: folder that gets results and every answer as lm-eval writes them.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had.
@@ -72,7 +75,8 @@ def baselines(
     known = find_tasks(tasks, data or {})
     every = {name: _items(task, seed) for name, task in known.items()}
     items = {name: _drawn(name, asked, limit, seed) for name, asked in every.items()}
-    with open_session(model, engine or EngineConfig(), known, ledger, Progress(None)) as session:
+    engine = engine or EngineConfig()
+    with open_session(model, engine, known, ledger, Progress(None)) as session:
         requests = [
             session.measurer.request(item, Ablation(), mode)
             for asked in items.values()
@@ -80,6 +84,8 @@ def baselines(
             for mode in ("generate", "score")
         ]
         outcomes = iter(session.measurer.measure(requests, "baselines"))
+        if samples is not None:
+            log_answers(samples, session.measurer, known, items, Ablation(), model, engine.name, "baselines")
     found = []
     for name, asked in items.items():
         pairs = [(next(outcomes), next(outcomes)) for _ in asked]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cs_localize.confirm.stats import Flags, Pair, mean_drop, paired_bootstrap
 from cs_localize.errors import UsageError
@@ -24,11 +25,13 @@ class Answers:
 
     Attributes:
         correct: for every cell, ``[items of the task]`` bool in the order of the items.
+        counts: for the cells of tasks whose metric counts, ``[items of the task]`` int in that order.
         requests: different requests asked.
         tokens: their tokens.
     """
 
     correct: Mapping[Cell, Flags]
+    counts: Mapping[Cell, NDArray[np.int64]]
     requests: int
     tokens: int
 
@@ -78,7 +81,13 @@ def ask(measurer: Measurer, held_out: Mapping[str, Sequence[Item]], cells: Itera
     flags = np.array([outcome.correct for outcome in outcomes], dtype=np.bool_)
     ends = np.cumsum([len(held_out[task]) for task, _ in wanted])
     tokens = {request.key: outcome.tokens for request, outcome in zip(requests, outcomes, strict=True)}
-    return Answers(dict(zip(wanted, np.split(flags, ends[:-1]), strict=True)), len(tokens), sum(tokens.values()))
+    counts = {
+        cell: np.array([outcome.count for outcome in outcomes[end - len(held_out[cell[0]]) : end]], dtype=np.int64)
+        for cell, end in zip(wanted, ends, strict=True)
+        if outcomes[end - 1].count is not None
+    }
+    correct = dict(zip(wanted, np.split(flags, ends[:-1]), strict=True))
+    return Answers(correct, counts, len(tokens), sum(tokens.values()))
 
 
 def controls_of(task: str, tasks: Iterable[str], relatives: Mapping[str, Collection[str]]) -> list[str]:

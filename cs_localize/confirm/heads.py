@@ -11,9 +11,9 @@ import numpy as np
 
 from cs_localize.config import ConfirmConfig
 from cs_localize.confirm.answers import BASELINE, Answers, Cell, ask, controls_of
-from cs_localize.confirm.stats import Flags, contrast, mcnemar_exact, wilson
+from cs_localize.confirm.stats import Flags, contrast, mcnemar_exact, share_left, wilson
 from cs_localize.errors import UsageError
-from cs_localize.findings import ConfirmFile, Drop, RandomHeads
+from cs_localize.findings import ConfirmFile, CountShare, Drop, RandomHeads, TaskCounts
 from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Measurer, Request
 from cs_localize.outcomes import Item, Outcome
@@ -122,6 +122,7 @@ def confirm_heads(
             for task, curve in plan.curves.items()
             if config.curve_on == "all"
         },
+        counts=_counts(answers, plan, config.bootstrap, seed),
         noise=float(np.mean(first != np.array([outcome.correct for outcome in again]))),
         requests=answers.requests + len(again),
         tokens=answers.tokens + sum(outcome.tokens for outcome in again),
@@ -218,6 +219,24 @@ def _contrasts(answers: Answers, plan: _Plan, bootstrap: int, seed: int) -> dict
         for target, ablation in plan.own.items()
         if plan.controls[target]
     }
+
+
+def _counts(answers: Answers, plan: _Plan, bootstrap: int, seed: int) -> dict[str, TaskCounts]:
+    """What is left of every count, of tasks whose metric counts and finds something without an ablation."""
+    found = {}
+    for task in plan.tasks:
+        before = answers.counts.get((task, BASELINE))
+        if before is None or not before.sum():
+            continue
+        without = {}
+        for target, ablation in plan.own.items():
+            after = answers.counts[task, ablation]
+            share, *ci = share_left(before, after, bootstrap, stream(seed, "count", ablation.key, task))
+            without[target] = CountShare(count=int(after.sum()), share=share, ci=(ci[0], ci[1]))
+        drawn = [answers.counts[task, Ablation.of(heads)].sum() for heads in plan.draws.get(task, ())]
+        random = [float(total / before.sum()) for total in drawn]
+        found[task] = TaskCounts(baseline=int(before.sum()), without=without, random=random)
+    return found
 
 
 def _random_heads(

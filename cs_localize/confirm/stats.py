@@ -74,6 +74,31 @@ def mean_drop(baseline: Flags, ablated: Flags) -> float:
     return float(np.mean(baseline) - np.mean(ablated))
 
 
+def share_left(
+    baseline: NDArray[np.int64], ablated: NDArray[np.int64], draws: int, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """Total count under an ablation as a share of the total without it, with its 95% interval.
+
+    Items are resampled as in ``paired_bootstrap``; resamples in which nothing is counted without the ablation have no
+    share and are passed over.
+
+    Args:
+        baseline: ``[n]`` int, what was counted in each answer without the ablation, something in all.
+        ablated: ``[n]`` int, the same items under the ablation.
+        draws: resamples.
+        rng: source of the resamples.
+
+    Raises:
+        UsageError: if nothing was counted without the ablation.
+    """
+    if not baseline.sum():
+        raise UsageError("nothing was counted without an ablation, so there is no share of it; ask for more items")
+    picked = rng.integers(len(baseline), size=(draws, len(baseline)))
+    before, after = baseline[picked].sum(axis=1), ablated[picked].sum(axis=1)
+    some = before > 0
+    return (float(ablated.sum() / baseline.sum()), *_interval(after[some] / before[some]))
+
+
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """The middle 95% of some values, by linear interpolation between them.
 

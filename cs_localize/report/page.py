@@ -90,6 +90,7 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
         results=tables.result_rows(heads, confirm),
         matrix=tables.matrix_rows(heads, confirm, columns) if confirm else [],
         drops=tables.drop_rows(confirm) if confirm else [],
+        counts=tables.count_rows(confirm) if confirm else [],
         pairs=tables.pair_rows(confirm) if confirm else [],
         beside=published_rows(heads, confirm) if confirm else [],
         published=published(),

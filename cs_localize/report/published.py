@@ -23,6 +23,7 @@ class Published(BaseModel):
     model: str = Field(description="The model, as the last part of its hub id.")
     heads_zeroed: int = Field(description="Heads of each set, zeroed together.")
     found_on: dict[str, list[str]] = Field(description="By head set, the tasks that it was found on.")
+    counted: list[str] = Field(description="Tasks whose values are what is left of a count.")
     table: dict[str, dict[str, float]] = Field(description="By task, then by head set; 'base' is the unmodified model.")
     math_curves: dict[str, list[float]] = Field(
         description="By task or group of tasks, with the first k math heads zeroed, k = 0, 1, …."
@@ -64,17 +65,21 @@ def published_rows(heads: HeadsFile, confirm: ConfirmFile) -> list[PublishedRow]
         if head_set is None:
             continue
         for task, drop in drops.items():
-            if task not in known.table:
+            counts = confirm.counts.get(task)
+            if task not in known.table or (task in known.counted and counts is None):
                 continue
             values = known.table[task]
+            before, after = confirm.baseline[task], drop.accuracy
+            if task in known.counted and counts is not None:
+                before, after = 1.0, counts.without[heads_of].share
             rows.append(
                 PublishedRow(
                     heads_of=heads_of,
                     task=task,
                     heads=f"{len(heads.tasks[heads_of].named)} / {known.heads_zeroed}",
-                    before=percent(confirm.baseline[task]),
+                    before=percent(before),
                     before_published=percent(values["base"] / 100),
-                    after=percent(drop.accuracy),
+                    after=percent(after),
                     after_published=percent(values[head_set] / 100),
                 )
             )

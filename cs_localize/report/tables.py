@@ -73,6 +73,18 @@ class DropRow:
 
 
 @dataclass(frozen=True)
+class CountRow:
+    """What a task whose metric counts has left without one set of heads."""
+
+    task: str
+    heads_of: str
+    before: str
+    after: str
+    share: str
+    ci: str
+
+
+@dataclass(frozen=True)
 class ResultRow:
     """One task of the study; what was not measured is a dash."""
 
@@ -201,6 +213,22 @@ def drop_rows(confirm: ConfirmFile) -> list[DropRow]:
             p_holm=p_value(drop.p_holm),
         )
         for name, task, drop in rows
+    ]
+
+
+def count_rows(confirm: ConfirmFile) -> list[CountRow]:
+    """Tasks whose metric counts under every head set."""
+    return [
+        CountRow(
+            task=task,
+            heads_of=heads_of,
+            before=count(counts.baseline),
+            after=count(left.count),
+            share=percent(left.share),
+            ci=interval(left.ci, percent),
+        )
+        for task, counts in confirm.counts.items()
+        for heads_of, left in counts.without.items()
     ]
 
 

@@ -5,12 +5,13 @@ from cs_localize.tasks.graders import first_line_equals
 from cs_localize.tasks.own import content_hash, find_tasks, questions
 from cs_localize.tasks.registry import get_task, register, registered_tasks, task_names
 from cs_localize.tasks.split import Split
-from cs_localize.tasks.task import Capability, Question, Task
+from cs_localize.tasks.task import Capability, Question, Record, Task
 
 __all__ = [
     "BUILT_IN",
     "Capability",
     "Question",
+    "Record",
     "Split",
     "Task",
     "content_hash",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.resources import files
 
+from cs_localize.tasks.rhyming import RhymingTask
+from cs_localize.tasks.swearing import SwearingTask
 from cs_localize.tasks.task import Question, Task
 
 _LARGEST_START = 118
@@ -225,6 +227,27 @@ CODE = Task(
     ),
     template="def {text}: return",
 )
+RHYMING = RhymingTask(
+    name="rhyming",
+    description="the last word of a couplet, any that rhymes",
+    questions=_words("rhyming"),
+    shots=(
+        Question("sun", "I spent the morning in the sun; and all the children had such", "fun", "un"),
+        Question("tree", "The bird was sitting in the tree; and on the flower sat a", "bee", "ee"),
+        Question("night", "A ghost appeared last Friday night; it gave us all an awful", "fright", "ite"),
+        Question("plow", "The farmer walked behind the plow; and in the barn he milked the", "cow", "plow"),
+    ),
+    template="{text}",
+    needs="pronouncing",
+)
+SWEARING = SwearingTask(
+    name="swearing",
+    description="a profanity in an exclamation",
+    questions=_words("swearing"),
+    shots=(),
+    template="{text}",
+    needs="better_profanity",
+)
 
 BUILT_IN = (
     ANTONYMS,
@@ -246,4 +269,6 @@ BUILT_IN = (
     MULTIPLICATION,
     COMPARISON,
     CODE,
+    RHYMING,
+    SWEARING,
 )

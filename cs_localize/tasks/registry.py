@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from difflib import get_close_matches
 
 from cs_localize.config import LmEvalConfig
@@ -38,7 +39,10 @@ def get_task(name: str, options: LmEvalConfig | None = None, chat: Chat | None =
             match and all registered tasks.
     """
     if name in _TASKS:
-        return _TASKS[name]
+        task = _TASKS[name]
+        if task.needs and importlib.util.find_spec(task.needs) is None:
+            raise UsageError(f"task '{name}' needs the package {task.needs}: run pip install 'cs_localize[eval]'")
+        return task
     options = options or LmEvalConfig()
     others = known_names(options.include_path)
     if name in others:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -31,6 +31,35 @@ class Question:
     text: str
     answer: str
     family: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A question and its answer, as a line of lm-eval's sample files holds them.
+
+    Attributes:
+        task: the task's name; of a question of a group that of its own task.
+        version: the task's.
+        shots: few-shot examples before the question.
+        doc: the question and all that is known of it.
+        target: the reference answer.
+        arguments: for every sequence asked the prompt, and the text scored after it or how the answer was generated.
+        responses: for every sequence the generated text, or log-probability (nats) and whether it is the likeliest.
+        filtered: the same as the metric was given it.
+        filter: name of what filtered it.
+        metrics: values by name, the deciding one first.
+    """
+
+    task: str
+    version: object
+    shots: int
+    doc: Mapping[str, object]
+    target: object
+    arguments: Sequence[tuple[object, ...]]
+    responses: Sequence[object]
+    filtered: Sequence[object]
+    filter: str
+    metrics: Mapping[str, float]
 
 
 class Capability(Protocol):
@@ -73,6 +102,15 @@ class Capability(Protocol):
         """
         ...
 
+    def record(self, item: Item, outcome: Outcome) -> Record:
+        """A question and its graded answer as lm-eval records them.
+
+        Args:
+            item: one of the task's items.
+            outcome: what ``outcome`` made of the answer.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Task:
@@ -86,6 +124,7 @@ class Task:
         template: how a question is put, with ``{text}`` in the place of ``Question.text``; the answer follows after
             one space.
         relatives: names of tasks so close to this one that they must not act as its control.
+        needs: module that grades its answers and is installed with the extra ``eval``; empty where none is needed.
     """
 
     name: str
@@ -94,6 +133,7 @@ class Task:
     shots: tuple[Question, ...]
     template: str
     relatives: frozenset[str] = frozenset()
+    needs: str = ""
 
     def __post_init__(self) -> None:
         if "{text}" not in self.template or self.template != self.template.rstrip():
@@ -137,6 +177,27 @@ class Task:
         """A generated outcome with the task's metric."""
         (generated,) = parts
         return replace(generated, correct=self.grade(item, generated.text))
+
+    def record(self, item: Item, outcome: Outcome) -> Record:
+        """A question and its graded answer as lm-eval records them."""
+        options: dict[str, object] = {"until": list(item.stop)}
+        if item.max_tokens:
+            options["max_gen_toks"] = item.max_tokens
+        return Record(
+            task=self.name,
+            version=1,
+            shots=len(self.shots),
+            doc={"id": item.id, "prompt": item.prompt.removeprefix(self.prefix), "answer": item.answer.strip()},
+            target=item.answer.strip(),
+            arguments=[(item.prompt, options)],
+            responses=[outcome.text],
+            filtered=[outcome.text.partition("\n")[0].strip()],
+            filter="none",
+            metrics=self._metrics(outcome),
+        )
+
+    def _metrics(self, outcome: Outcome) -> Mapping[str, float]:
+        return {"exact_match": float(outcome.correct)}
 
     def related(self, other: Capability) -> bool:
         """Whether the two must not control each other: the same task, or one declares the other a relative."""

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cs_localize.confirm.answers import BASELINE, ask, controls_of
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head
+from cs_localize.measure.protocol import Request
+from cs_localize.outcomes import Outcome
 from tests.confirm.builders import WorldMeasurer, items_of
 
 HELD_OUT = {"antonyms": items_of("antonyms", 8), "copying": items_of("copying", 5)}
@@ -57,3 +61,15 @@ def test_relatives_control_each_other_in_neither_direction() -> None:
     assert controls_of("plurals", tasks, relatives) == ["antonyms"]
     assert controls_of("past_tense", tasks, relatives) == ["antonyms"]
     assert controls_of("antonyms", tasks, relatives) == ["plurals", "past_tense"]
+
+
+def test_counts_are_kept_for_tasks_whose_metric_counts_and_for_no_other() -> None:
+    class Counting(WorldMeasurer):
+        def answer(self, request: Request) -> Outcome:
+            outcome = super().answer(request)
+            return replace(outcome, count=2 * outcome.correct) if request.item.task == "copying" else outcome
+
+    answers = ask(Counting(), HELD_OUT, [("copying", ZEROED), ("antonyms", ZEROED)], "confirm")
+    assert set(answers.counts) == {("copying", BASELINE), ("copying", ZEROED)}
+    for cell, counts in answers.counts.items():
+        assert counts.tolist() == [2 * right for right in answers.correct[cell].tolist()]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,3 +202,21 @@ def test_a_layer_with_too_few_other_heads_is_said_aloud(caplog: pytest.LogCaptur
         found = confirm_heads(measurer, HELD_OUT, named, {}, (), {}, SHAPE, SMALL, 7, measurer.repeat)
     assert found.random["antonyms"].heads == [["L3H3"]] * 4
     assert caplog.messages == ["antonyms: too few other heads: a random draw has 1 for 3 named ones"]
+
+
+def test_counts_are_shares_of_the_unablated_count_by_head_set_and_random_draw() -> None:
+    class Counting(WorldMeasurer):
+        def answer(self, request: Request) -> Outcome:
+            outcome = super().answer(request)
+            return replace(outcome, count=2 * outcome.correct) if request.item.task == "antonyms" else outcome
+
+    found = confirmed(Counting())
+    (task,) = found.counts
+    counts = found.counts[task]
+    assert counts.baseline == 2 * round(found.baseline[task] * found.items[task])
+    assert set(counts.without) == set(found.matrix)
+    for target, left in counts.without.items():
+        assert left.count == 2 * round(found.matrix[target][task].accuracy * found.items[task])
+        assert left.share == pytest.approx(left.count / counts.baseline)
+    assert len(counts.random) == len(found.random[task].draws)
+    assert confirmed().counts == {}

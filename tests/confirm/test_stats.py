@@ -15,6 +15,7 @@ from cs_localize.confirm.stats import (
     mcnemar_exact,
     mean_drop,
     paired_bootstrap,
+    share_left,
     spread,
     wilson,
 )
@@ -153,3 +154,18 @@ def test_data_that_allow_no_statistic_are_refused_in_one_line(call: object) -> N
     with pytest.raises(UsageError) as error:
         call(np.array([], dtype=np.bool_), np.random.default_rng(0))
     assert "\n" not in str(error.value)
+
+
+def test_the_share_left_of_a_count_is_of_the_totals_and_its_interval_covers_it() -> None:
+    before, after = np.array([3, 0, 1, 2, 4] * 12), np.array([0, 0, 1, 1, 0] * 12)
+    share, low, high = share_left(before, after, 500, np.random.default_rng(0))
+    assert share == pytest.approx(2 / 10)
+    assert 0 < low < share < high < 0.5
+    assert share_left(before, before, 100, np.random.default_rng(0)) == (1.0, 1.0, 1.0)
+    with pytest.raises(UsageError, match="nothing was counted"):
+        share_left(after * 0, after, 100, np.random.default_rng(0))
+
+
+def test_resamples_of_which_nothing_is_counted_are_passed_over() -> None:
+    before, after = np.array([1, 0, 0]), np.array([0, 0, 0])
+    assert share_left(before, after, 200, np.random.default_rng(0)) == (0.0, 0.0, 0.0)

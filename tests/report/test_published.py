@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_localize.findings import ConfirmFile, HeadsFile
+from cs_localize.findings import ConfirmFile, CountShare, HeadsFile, TaskCounts
 from cs_localize.report import write_report
 from cs_localize.report.published import published, published_rows
 from tests.report.builders import confirm_file, heads_file, study_config, write_study
@@ -32,7 +32,9 @@ def confirm() -> ConfirmFile:
     matrix = {
         renamed(task): {renamed(other): drop for other, drop in drops.items()} for task, drops in made.matrix.items()
     }
-    return made.model_copy(update={**changes, "matrix": matrix})
+    left = {task: CountShare(count=12, share=0.25, ci=(0.1, 0.4)) for task in matrix}
+    counts = {"swearing": TaskCounts(baseline=48, without=left, random=[])}
+    return made.model_copy(update={**changes, "matrix": matrix, "counts": counts})
 
 
 def test_the_published_values_are_whole_and_agree_with_each_other() -> None:
@@ -65,6 +67,22 @@ def test_what_was_measured_stands_beside_what_is_published_for_model_task_and_ki
     assert row.after == f"{100 * measured.matrix['gsm8k']['boolq'].accuracy:.1f}%"
     assert row.after_published == "82.7%"
     assert rows["rhyming", "rhyming"].after_published == "31.0%"
+
+
+def test_a_count_is_compared_as_a_share_of_the_unablated_one_and_not_at_all_without() -> None:
+    measured = confirm()
+    row = next(row for row in published_rows(heads(), measured) if row.heads_of == row.task == "swearing")
+    assert (row.before, row.before_published, row.after, row.after_published) == ("100.0%", "100.0%", "25.0%", "14.6%")
+    uncounted = published_rows(heads(), measured.model_copy(update={"counts": {}}))
+    assert "swearing" not in {row.task for row in uncounted}
+
+
+def test_the_report_has_a_row_for_every_count_under_every_head_set(tmp_path: Path) -> None:
+    made = heads()
+    study = study_config(tuple(made.tasks), model=MODEL)
+    page = write_report(write_study(tmp_path, made, confirm(), study=study)).read_text(encoding="utf-8")
+    (table,) = re.findall(r'<table id="counts">.*?</table>', page, re.DOTALL)
+    assert table.count("<td>48</td><td>12</td><td>25.0%</td>") == len(confirm().matrix)
 
 
 def test_another_model_has_no_published_values() -> None:

@@ -28,6 +28,7 @@ SIZES = {
     "multiplication": 93,
     "comparison": 82,
     "code": 100,
+    "rhyming": 100,
 }
 WORD_TASKS = (
     "antonyms",

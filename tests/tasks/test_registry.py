@@ -10,7 +10,7 @@ from cs_localize.tasks import get_task, register, registry, task_names
 BUILT_IN = (
     *("antonyms", "past_tense", "plurals", "capitals", "counting", "addition", "copying", "superlatives", "gender"),
     *("categories", "colours", "sentiment", "translation", "successors", "uppercase", "first_letter"),
-    *("multiplication", "comparison", "code"),
+    *("multiplication", "comparison", "code", "rhyming", "swearing"),
 )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cs_localize.errors import UsageError, one_line
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks.harness.metrics import choose_metric
+from cs_localize.tasks.task import Record
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -112,15 +113,37 @@ class Leaf:
         Raises:
             UsageError: if the metric is no matter of right and wrong.
         """
-        generated = self.kind == "generate_until"
-        responses = [part.text if generated else (part.score, part.correct) for part in parts]
-        value = self._values(self._task.task_docs[number], responses, self.metric)
+        value = self._values(self._task.task_docs[number], self._responses(parts), self.metric)
         if not _decides(value):
             raise UsageError(
                 f"task '{self.name}': document {number} has the metric '{self.metric}' {one_line(value, 40)}, which is "
                 "neither right (1) nor wrong (0); choose another with lm_eval.metric"
             )
         return bool(value)
+
+    def record(self, item: Item, number: int, outcome: Outcome) -> Record:
+        """A document and its graded answer as lm-eval records them; see ``Capability.record``."""
+        doc = self._task.task_docs[number]
+        options = {"until": list(item.stop), "max_gen_toks": item.max_tokens}
+        asked = options if self.kind == "generate_until" else item.answer
+        responses = self._responses(outcome.parts or [outcome])
+        name, _, filtered_by = self.metric.partition(",")
+        return Record(
+            task=self.name,
+            version=self._task.VERSION,
+            shots=int(self._task.config.num_fewshot or 0),
+            doc=doc,
+            target=self._task.doc_to_target(doc),
+            arguments=item.choices or [(item.prompt, asked)],
+            responses=responses,
+            filtered=self._filtered(doc, responses, filtered_by),
+            filter=filtered_by,
+            metrics={name: float(outcome.correct)},
+        )
+
+    def _responses(self, parts: Sequence[Outcome]) -> list[Any]:
+        generated = self.kind == "generate_until"
+        return [part.text if generated else (part.score, part.correct) for part in parts]
 
     def _fix_shots(self, wanted: int | None) -> list[Any]:
         """Draws the examples once. lm-eval would draw others for every document, some of them documents to be asked."""
@@ -207,15 +230,19 @@ class Leaf:
 
     def _values(self, doc: Mapping[str, Any], responses: Sequence[Any], metric: str) -> object:
         """One metric of one document, as lm-eval's evaluator comes by it."""
+        name, _, wanted = metric.rpartition(",")
+        return self._task.process_results(doc, self._filtered(doc, responses, wanted)).get(name)
+
+    def _filtered(self, doc: Mapping[str, Any], responses: Sequence[Any], wanted: str) -> list[Any]:
+        """The responses to one document as the filter of that name leaves them."""
         from lm_eval.api.instance import Instance
 
-        name, _, wanted = metric.rpartition(",")
         instances = [
             Instance(self.kind, doc, (), number, resps=[response]) for number, response in enumerate(responses)
         ]
         ensemble = next(ensemble for ensemble in self._task._filters if ensemble.name == wanted)
         ensemble.apply(instances)
-        return self._task.process_results(doc, [instance.filtered_resps[wanted] for instance in instances]).get(name)
+        return [instance.filtered_resps[wanted] for instance in instances]
 
 
 def _ends(options: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:

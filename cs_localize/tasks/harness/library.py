@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from cs_localize.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -95,6 +97,8 @@ def _find(name: str, include_path: str | None) -> tuple[TaskManager, dict[str, M
         if not wanted:
             break
     if unknown or not leaves:
+        for root in roots:
+            _refuse_broken(root, unknown or {name})
         raise UsageError(f"lm-evaluation-harness has no task '{min(unknown or {name})}'")
     return manager, leaves
 
@@ -103,6 +107,19 @@ def _folders(root: Path, names: Collection[str]) -> list[Path]:
     """Folders of one root; of two that describe the same task the first by name counts, and later ones win."""
     scanned = _scan(root)
     return sorted({folder for name in names for folder in scanned.get(name, ())}, reverse=True)
+
+
+def _refuse_broken(root: Path, names: Collection[str]) -> None:
+    """lm-eval passes over files that are not YAML, as if they were not there."""
+    for folder in _folders(root, names):
+        for path in sorted(folder.glob("*.yaml")):
+            content = path.read_bytes()
+            if not any(name.encode() in content for name in names):
+                continue
+            try:
+                list(yaml.parse(content))
+            except yaml.YAMLError as error:
+                raise UsageError(f"{path} is not valid YAML: {one_line(error)}") from None
 
 
 def _join_tags(manager: TaskManager) -> None:
@@ -185,12 +202,13 @@ def _load(name: str, manager: TaskManager, leaves: Mapping[str, Mapping[str, Any
     sources = sorted({str(config.get("dataset_path")) for config in leaves.values()})
     try:
         return dict(manager.load([name])["tasks"])
-    except IndexError as error:
+    except (IndexError, StopIteration) as error:
         raise UsageError(
             f"task '{name}': its evaluation split is empty, or has an entry that cannot be read: {one_line(error)}"
         ) from None
     except Exception as error:  # reading a task runs its author's code, and its data come from anywhere
+        reason = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
         raise UsageError(
-            f"task '{name}' or its data ({', '.join(sources)}) cannot be had: {type(error).__name__}: "
-            f"{one_line(error, 200)}; without a network the data must be in the Hugging Face cache"
+            f"task '{name}' or its data ({', '.join(sources)}) cannot be had: {type(reason).__name__}: "
+            f"{one_line(reason, 200)}; without a network the data must be in the Hugging Face cache"
         ) from None

@@ -13,7 +13,7 @@ from cs_localize.tasks.graders import margin
 from cs_localize.tasks.harness.leaf import Chat, Leaf, Unaskable
 from cs_localize.tasks.harness.library import load_leaves
 from cs_localize.tasks.split import Split, split_questions
-from cs_localize.tasks.task import REFERENCE_SCORE, Capability
+from cs_localize.tasks.task import REFERENCE_SCORE, Capability, Record
 
 _SCORES = {
     "multiple_choice": "log-probability margin of the right choice",
@@ -39,6 +39,11 @@ class HarnessTask:
     def __init__(self, name: str, leaves: Sequence[Leaf]) -> None:
         self.name = name
         self._leaves = {leaf.name: leaf for leaf in leaves}
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of its tasks."""
+        return tuple(self._leaves)
 
     @property
     def description(self) -> str:
@@ -79,10 +84,15 @@ class HarnessTask:
         """The outcome that bears the metric; of a multiple-choice question the score is the margin."""
         leaf, number = self._document(item.id)
         correct = leaf.right(number, parts)
-        if not item.choices:
-            return replace(parts[0], correct=correct)
-        score = margin([part.score for part in parts], item.gold)
-        return Outcome(score, correct, "", sum(part.tokens for part in parts))
+        if item.choices:
+            score = margin([part.score for part in parts], item.gold)
+            return Outcome(score, correct, "", sum(part.tokens for part in parts), parts=tuple(parts))
+        return replace(parts[0], correct=correct, parts=() if item.max_tokens else tuple(parts))
+
+    def record(self, item: Item, outcome: Outcome) -> Record:
+        """A question and its graded answer as lm-eval records them."""
+        leaf, number = self._document(item.id)
+        return leaf.record(item, number, outcome)
 
     @cached_property
     def _families(self) -> dict[str, str]:

@@ -165,3 +165,19 @@ import {library.__name__}, cs_localize.tasks
 assert cs_localize.tasks.get_task("antonyms").split(0).search
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("content", [b"task: own_sum\n  : [x", b"task: own_sum\ndoc_to_text: \xff\xfe\n"])
+def test_a_file_that_is_not_yaml_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(content)
+    assert f"{tmp_path / 'mine.yaml'} is not valid YAML" in refusal("own_sum", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "its evaluation split is empty"), ('{"sum": "1 + 1", "answer": "2"}\n{"sum": \n', "JSON parse error")],
+)
+def test_data_that_are_empty_or_broken_are_told_apart(content: str, message: str, tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
+    (tmp_path / "own_sum.jsonl").write_text(content)
+    assert message in refusal("own_sum", tmp_path)
