@@ -26,6 +26,15 @@ from cs_localize.options import read_options
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
 
+_OPTIONS = "give options, as 'name: value' lines"
+_EXPECTED = {
+    "dict_type": _OPTIONS,
+    "model_type": _OPTIONS,
+    "tuple_type": "give a list, in brackets with commas between",
+    "string_type": "give text, a number in quotes",
+}
+"""What to write, by the kind of pydantic's complaint, where it speaks of Python's types."""
+
 
 class _Section(BaseModel):
     """Unknown keys are errors: a misspelt option must not be ignored."""
@@ -380,7 +389,5 @@ def first_problem(error: ValidationError) -> str:
     if first["loc"][-1:] == ("[key]",):
         section = ".".join(str(part) for part in first["loc"][:-2])
         return f"'{section}': write the name {first['input']!r} in quotes{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] in ("dict_type", "model_type"):
-        message = "give options, as 'name: value' lines"
+    message = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
     return f"'{where}': {message}{more}" if where else f"{message}{more}"

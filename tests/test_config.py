@@ -242,6 +242,8 @@ def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
         ("design.requests=many", "'design.requests'"),
         ("design.requests=2026-13-01", "the value is not valid YAML"),
         ("design={requests: 1, requests: 2}", "'requests' is given twice"),
+        ("tasks=antonyms", "'tasks': give a list, in brackets with commas between"),
+        ("model=3", "'model': give text, a number in quotes"),
     ],
 )
 def test_a_malformed_override_is_refused_in_one_line(override: str, message: str, tmp_path: Path) -> None:
