@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,7 +20,7 @@ from pydantic import (
 )
 
 from cs_localize.errors import UsageError
-from cs_localize.options import read_options
+from cs_localize.options import dump_options, read_options
 
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
@@ -374,7 +373,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
 
 def dump_study(study: StudyConfig) -> str:
     """The study as YAML, every default written out."""
-    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_options(study.model_dump(mode="json"))
 
 
 def first_problem(error: ValidationError) -> str:

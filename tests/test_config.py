@@ -219,6 +219,14 @@ def test_overrides_reach_into_sections_and_their_values_are_yaml(tmp_path: Path)
     assert study.model == "path/with=sign"
 
 
+def test_a_number_may_be_written_with_an_exponent_and_no_dot_and_such_text_stays_text(tmp_path: Path) -> None:
+    path = study_file(tmp_path, "model: '1e3'\ntasks: [antonyms]\nsolver: {options: {alpha: 1e-3, other: '2E+5'}}\n")
+    study = load_study(path)
+    assert (study.model, study.solver.options) == ("1e3", {"alpha": 0.001, "other": "2E+5"})
+    path.write_text(dump_study(study), encoding="utf-8")
+    assert load_study(path) == study
+
+
 def test_the_last_override_of_an_option_holds() -> None:
     assert apply_overrides({}, ("a.b=1", "a.c=2", "a.b=3")) == {"a": {"b": 3, "c": 2}}
 
