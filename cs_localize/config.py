@@ -31,6 +31,7 @@ _EXPECTED = {
     "model_type": _OPTIONS,
     "tuple_type": "give a list, in brackets with commas between",
     "string_type": "give text, a number in quotes",
+    "too_short": "give at least one",
 }
 """What to write, by the kind of pydantic's complaint, where it speaks of Python's types."""
 

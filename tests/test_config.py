@@ -252,6 +252,7 @@ def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
         ("design={requests: 1, requests: 2}", "'requests' is given twice"),
         ("tasks=antonyms", "'tasks': give a list, in brackets with commas between"),
         ("model=3", "'model': give text, a number in quotes"),
+        ("tasks=[]", "'tasks': give at least one"),
     ],
 )
 def test_a_malformed_override_is_refused_in_one_line(override: str, message: str, tmp_path: Path) -> None:
