@@ -13,7 +13,6 @@ from cs_localize.measure.tokens import Encoder, ItemError
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability, find_tasks
-from cs_localize.tasks.harness import known_names
 
 _WRONG = "answered wrongly by the unmodified model, so that it has no answer of its own"
 
@@ -57,17 +56,9 @@ def load_tasks(
         data: where the user's own come from, by name.
 
     Raises:
-        UsageError: if there is no such task, it cannot be asked, the options are for one that nobody knows, or the
-            model has no chat template where one is wanted.
+        UsageError: if there is no such task, it cannot be asked, or the model has no chat template where one is wanted.
     """
     chat = None
-    for option, named in (("metric", options.metric), ("num_fewshot", options.num_fewshot)):
-        unknown = sorted(set(named) - known_names(options.include_path)) if named else []
-        if unknown:
-            raise UsageError(
-                f"lm_eval.{option} is for tasks and groups of lm-evaluation-harness, which has no '{unknown[0]}'; "
-                "correct the name or leave it out"
-            )
     if options.chat_template:
         if engine.name == "planted":
             raise UsageError("the planted engine has no chat template; set lm_eval.chat_template to false")

@@ -121,15 +121,3 @@ def test_a_chat_template_needs_a_model(tmp_path: Path) -> None:
     config = study(tmp_path, "antonyms", engine={"name": "planted"}, lm_eval={"chat_template": True})
     with pytest.raises(UsageError, match="planted engine has no chat template"):
         tasks_of(config)
-
-
-@pytest.mark.parametrize(("option", "value"), [("metric", "acc"), ("num_fewshot", 2)])
-def test_options_for_a_task_that_lm_eval_does_not_have_are_refused_and_for_one_not_asked_are_not(
-    tmp_path: Path, option: str, value: object
-) -> None:
-    write_choice_task(tmp_path)
-    write_word_task(tmp_path)
-    assert tasks_of(study(tmp_path, "own_word", lm_eval={option: {"own_choice": value}}))
-    for name in ("own_chioce", "antonyms"):
-        with pytest.raises(UsageError, match=f"lm_eval.{option} is for tasks .* has no '{name}'"):
-            tasks_of(study(tmp_path, "own_word", lm_eval={option: {name: value}}))
