@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,10 +20,20 @@ from pydantic import (
 )
 
 from cs_localize.errors import UsageError
-from cs_localize.options import read_options
+from cs_localize.options import dump_options, read_options
 
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
+
+_OPTIONS = "give options, as 'name: value' lines"
+_EXPECTED = {
+    "dict_type": _OPTIONS,
+    "model_type": _OPTIONS,
+    "tuple_type": "give a list, in brackets with commas between",
+    "string_type": "give text, a number in quotes",
+    "too_short": "give at least one",
+}
+"""What to write, by the kind of pydantic's complaint, where it speaks of Python's types."""
 
 
 class _Section(BaseModel):
@@ -441,7 +450,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
 
 def dump_study(study: StudyConfig) -> str:
     """The study as YAML, every default written out."""
-    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_options(study.model_dump(mode="json"))
 
 
 def first_problem(error: ValidationError) -> str:
@@ -456,7 +465,5 @@ def first_problem(error: ValidationError) -> str:
     if first["loc"][-1:] == ("[key]",):
         section = ".".join(str(part) for part in first["loc"][:-2])
         return f"'{section}': write the name {first['input']!r} in quotes{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] in ("dict_type", "model_type"):
-        message = "give options, as 'name: value' lines"
+    message = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
     return f"'{where}': {message}{more}" if where else f"{message}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,25 @@ from cs_localize.errors import UsageError, one_line
 
 _YAML_PROBLEMS = (yaml.YAMLError, ValueError, RecursionError)
 """PyYAML lets through what Python says of a 13th month, of 5000 digits, and of brackets in brackets in brackets."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes 1e-3 for a number, which is text to YAML 1.1 for want of a dot."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes such text in quotes, so that it is read as text again."""
+
+
+for _one in (_Loader, _Dumper):
+    _one.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+def dump_options(data: object) -> str:
+    """Options as YAML, which ``read_options`` reads as the same."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def read_options(path: Path, overrides: tuple[str, ...] = (), what: str = "study") -> object:
@@ -58,7 +78,7 @@ def apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[st
 
 def _read_yaml(text: str) -> object:
     """What a YAML document holds; a key given twice is an error, since one of the two would be ignored."""
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

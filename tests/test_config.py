@@ -262,6 +262,14 @@ def test_overrides_reach_into_sections_and_their_values_are_yaml(tmp_path: Path)
     assert study.model == "path/with=sign"
 
 
+def test_a_number_may_be_written_with_an_exponent_and_no_dot_and_such_text_stays_text(tmp_path: Path) -> None:
+    path = study_file(tmp_path, "model: '1e3'\ntasks: [antonyms]\nsolver: {options: {alpha: 1e-3, other: '2E+5'}}\n")
+    study = load_study(path)
+    assert (study.model, study.solver.options) == ("1e3", {"alpha": 0.001, "other": "2E+5"})
+    path.write_text(dump_study(study), encoding="utf-8")
+    assert load_study(path) == study
+
+
 def test_the_last_override_of_an_option_holds() -> None:
     assert apply_overrides({}, ("a.b=1", "a.c=2", "a.b=3")) == {"a": {"b": 3, "c": 2}}
 
@@ -285,6 +293,9 @@ def test_overrides_leave_the_mapping_they_were_given_alone() -> None:
         ("design.requests=many", "'design.requests'"),
         ("design.requests=2026-13-01", "the value is not valid YAML"),
         ("design={requests: 1, requests: 2}", "'requests' is given twice"),
+        ("tasks=antonyms", "'tasks': give a list, in brackets with commas between"),
+        ("model=3", "'model': give text, a number in quotes"),
+        ("tasks=[]", "'tasks': give at least one"),
     ],
 )
 def test_a_malformed_override_is_refused_in_one_line(override: str, message: str, tmp_path: Path) -> None:
