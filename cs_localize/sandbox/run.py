@@ -34,7 +34,7 @@ class Limits:
         memory_mib: address space of each process in MiB.
         disk_mib: size of its folder, and of any file, in MiB.
         files: open files of each process.
-        processes: processes and threads, three of them the sandbox's own.
+        processes: processes and threads at once.
     """
 
     cpu_s: int = 3
