@@ -31,6 +31,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--include-path", metavar="DIR", help="your own YAML tasks of lm-eval (default: as in --heads-from)"
     )
     add_data(ablate)
+    add_allow_code_execution(ablate)
     ablate.add_argument("--limit", type=int, help="most items a task")
     ablate.add_argument(
         "--seed",
@@ -75,7 +76,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         engine=EngineConfig(name=arguments.engine or "vllm", workers=arguments.workers),
         ledger=arguments.ledger or home() / "ledger",
         samples=arguments.log_samples,
-        lm_eval=LmEvalConfig(include_path=arguments.include_path),
+        lm_eval=LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution),
         data=own_data(arguments.data),
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
@@ -101,12 +102,12 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         study = of_study(arguments.heads_from)
         model, heads, engine = arguments.model or study.study.model, study.heads, study.engine
         own = {"include_path": arguments.include_path} if arguments.include_path is not None else {}
-        options = study.study.lm_eval.model_copy(update=own)
+        options = study.study.lm_eval.model_copy(update=own).allowing(arguments.allow_code_execution)
         known = load_tasks(tasks or study.tasks, options, model, engine, study.study.data)
         items = study.held_out(known, arguments.limit)
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
-        options = LmEvalConfig(include_path=arguments.include_path)
+        options = LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution)
         known = load_tasks(tasks, options, model, engine, own_data(arguments.data))
         items = held_out(known, arguments.seed, arguments.limit)
     changes = {"name": arguments.engine, "workers": arguments.workers}
@@ -136,6 +137,16 @@ def add_data(parser: argparse._ActionsContainer) -> None:
     """Adds the option that makes the tasks of the user's own known to a command that takes no study file."""
     parser.add_argument(
         "--data", type=Path, metavar="STUDY.yaml", help="study file whose 'data:' has the tasks of your own"
+    )
+
+
+def add_allow_code_execution(parser: argparse._ActionsContainer) -> None:
+    """Adds the option that lets tasks execute what the model writes, to a command that asks models."""
+    parser.add_argument(
+        "--allow-code-execution",
+        action="store_true",
+        default=None,  # not given
+        help="execute code that the model writes, shut in, where a task is graded by that (docs/code.md)",
     )
 
 

@@ -10,11 +10,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from cs_localize import __version__
-from cs_localize.ablate_verb import add_ablate, listed
+from cs_localize.ablate_verb import add_ablate, add_allow_code_execution, listed
 from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
 from cs_localize.plan_verb import add_plan
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log-samples", action="store_true", help="write the held-out answers as lm-eval does (confirm.log_samples)"
     )
     _add_set(run)
+    add_allow_code_execution(run)
     run.set_defaults(run=_run)
 
     add_plan(verbs)
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("grid", type=Path, metavar="GRID.yaml", help="the grid file")
     sweep.add_argument("--out", type=Path, help="the grid's folder (default: runs/ and the file's name)")
     _add_set(sweep, "the grid, such as base.seed=1")
+    add_allow_code_execution(sweep)
     sweep.set_defaults(run=_sweep)
 
     add_ablate(verbs)
@@ -104,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     crosscheck = verbs.add_parser("crosscheck", help="set the heads of a finished study against neurons")
     crosscheck.add_argument("study", type=Path, metavar="STUDY_DIR", help="the study's folder")
     crosscheck.add_argument("--tasks", help="task names with commas between (default: as the study says, or all)")
+    add_allow_code_execution(crosscheck)
     crosscheck.set_defaults(run=_crosscheck)
 
     add_job_verbs(verbs)
@@ -134,8 +138,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.log_samples:
         arguments.set.append("confirm.log_samples=true")
     _keep_file(arguments.study, out)
-    command = ["cs-localize", "run", str(arguments.study), *_out_and_set(arguments)]
-    return _run_study(arguments.study, out, arguments.set, command)
+    allowed = ["--allow-code-execution"] if arguments.allow_code_execution else []
+    command = ["cs-localize", "run", str(arguments.study), *_out_and_set(arguments), *allowed]
+    return _run_study(arguments.study, out, arguments.set, command, bool(allowed))
 
 
 def _keep_file(study: Path, out: Path) -> None:
@@ -154,12 +159,15 @@ def _out_and_set(arguments: argparse.Namespace) -> list[str]:
     return out + [part for override in arguments.set for part in ("--set", override)]
 
 
-def _run_study(study: Path, out: Path, overrides: list[str], command: list[str]) -> int:
+def _run_study(
+    study: Path, out: Path, overrides: list[str], command: list[str], allow_code_execution: bool = False
+) -> int:
     from cs_localize.config import load_study
     from cs_localize.report import summary_lines
     from cs_localize.study import run_study
 
-    result = run_study(load_study(study, tuple(overrides)), out, command)
+    config = load_study(study, tuple(overrides)).allowing(allow_code_execution)
+    result = run_study(config, out, command)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
     return 0
@@ -169,7 +177,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from cs_localize.grid import load_grid, run_grid
 
     out = arguments.out or Path("runs") / arguments.grid.stem
-    result = run_grid(load_grid(arguments.grid, out, tuple(arguments.set)), out)
+    cells = load_grid(arguments.grid, out, tuple(arguments.set))
+    allowed = arguments.allow_code_execution
+    result = run_grid([replace(cell, study=cell.study.allowing(allowed)) for cell in cells], out)
     print("\n".join(result.summary_lines()))
     return 1 if result.failed else 0
 
@@ -179,7 +189,7 @@ def _crosscheck(arguments: argparse.Namespace) -> int:
     from cs_localize.report import summary_lines
 
     tasks = None if arguments.tasks is None else listed(arguments.tasks)
-    result = crosscheck_study(arguments.study, tasks)
+    result = crosscheck_study(arguments.study, tasks, bool(arguments.allow_code_execution))
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")
     return 0

@@ -312,11 +312,24 @@ class LmEvalConfig(_Section):
     fewshot_as_multiturn: bool = Field(False, description="Examples as turns of the conversation.")
     system_instruction: str | None = Field(None, description="What the model is told first.")
 
+    allow_code_execution: bool = Field(
+        False, exclude=True, description="Set by --allow-code-execution alone: tasks may execute what the model writes."
+    )
+
+    @field_validator("allow_code_execution", mode="before")
+    @classmethod
+    def _no_file_allows_it(cls, value: object) -> object:
+        raise ValueError("no file can allow this; give --allow-code-execution on the command line")
+
     @model_validator(mode="after")
     def _turns_need_a_template(self) -> LmEvalConfig:
         if self.fewshot_as_multiturn and not self.chat_template:
             raise ValueError("fewshot_as_multiturn needs chat_template: true")
         return self
+
+    def allowing(self, code_execution: bool | None) -> LmEvalConfig:
+        """The options with the word of whoever gives the command on whether what a model writes may be executed."""
+        return self.model_copy(update={"allow_code_execution": bool(code_execution)})
 
 
 class DataConfig(_Section):
@@ -408,6 +421,10 @@ class StudyConfig(_Section):
         if len(set(self.crosscheck.tasks or ())) < len(self.crosscheck.tasks or ()):
             raise ValueError("crosscheck.tasks names a task twice")
         return self
+
+    def allowing(self, code_execution: bool | None) -> StudyConfig:
+        """The study with the word of whoever gives the command on whether what a model writes may be executed."""
+        return self.model_copy(update={"lm_eval": self.lm_eval.allowing(code_execution)})
 
     def located(self, folder: Path) -> StudyConfig:
         """The study with the files of its own tasks and masks as absolute paths; relative ones are in the folder."""

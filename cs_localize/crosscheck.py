@@ -14,13 +14,14 @@ from cs_localize.measure.progress import Progress
 from cs_localize.study import Study, check_study, data_hashes, own_session
 
 
-def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResult:
+def crosscheck_study(out: Path, tasks: Sequence[str] | None = None, allow_code_execution: bool = False) -> StudyResult:
     """Sets the heads of a finished study against neurons, whether or not the study asked for that itself.
 
     Args:
         out: the study's folder; gets ``crosscheck.json`` and a new report.
         tasks: which of its tasks, beside those that are cross-checked already. Default: those that the study names
             for it, or all.
+        allow_code_execution: whether what the model writes may be executed, where a task is graded by that.
 
     Raises:
         UsageError: if the study has no such task or no confirmation with random heads, or was measured by another
@@ -44,6 +45,7 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None) -> StudyResu
     config = parse_study(
         {**config.model_dump(mode="json"), "crosscheck": {**config.crosscheck.model_dump(), **section}}
     )
+    config = config.allowing(allow_code_execution)
     known = check_study(config)
     with closing(Progress(out / "events.jsonl")) as progress:
         with own_session(config, out, known, progress) as session:

@@ -21,6 +21,7 @@ from cs_localize.measure.proof import agreement, answer_in_process, proof_reques
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.models import home
+from cs_localize.sandbox import unavailable
 from cs_localize.session import engine_spec, fleet_size, package_versions
 from cs_localize.tasks import get_task
 
@@ -53,6 +54,11 @@ def diagnose(model: str, stream: TextIO, task: str = "antonyms") -> bool:
     _check_packages(say)
     free = shutil.disk_usage(_existing(home())).free / 2**30
     say(free >= _LEAST_FREE_GIB, f"{free:.1f} GiB free for models at {home()}")
+    # No fault of the installation: few studies have tasks that execute code.
+    say(
+        True,
+        unavailable() or "model-written code can be shut in: no network, no files of yours, limited time and memory",
+    )
     try:
         _prove(model, task, say)
     except CsLocalizeError as error:

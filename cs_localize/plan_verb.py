@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cs_localize.ablate_verb import add_allow_code_execution
 from cs_localize.errors import CsLocalizeError, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     rate = plan.add_mutually_exclusive_group()
     rate.add_argument("--rate", help="what the engines answer a second, such as 40requests or 2000tokens")
     rate.add_argument("--measure", action="store_true", help="load the engine and measure the rate on a few requests")
+    add_allow_code_execution(plan)
     plan.add_argument("--json", action="store_true", help="print JSON instead of a table")
     plan.set_defaults(run=_plan)
 
@@ -57,6 +59,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from cs_localize.study import check_study
 
     config = load_study(arguments.study, tuple(arguments.set))
+    # Only a measured rate takes answers that are graded.
+    config = config.allowing(arguments.allow_code_execution or not arguments.measure)
     out = arguments.out or Path("runs") / arguments.study.stem
     given = None if arguments.rate is None else _given_rate(arguments.rate)
     tasks = check_study(config)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cs_localize.ablate_verb import add_allow_code_execution
 from cs_localize.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def add_job_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     submit.add_argument(
         "--no-follow", action="store_true", help="print the job's id and leave, without waiting for its end"
     )
+    add_allow_code_execution(submit)
     _add_address(submit, _submit)
     for name, run, text in (
         ("status", _status, "show how a job is doing"),
@@ -84,6 +86,7 @@ def _submit(arguments: argparse.Namespace) -> int:
             excludes=arguments.exclude,
             pip=arguments.pip,
             env=_variables(arguments.env),
+            allow_code_execution=bool(arguments.allow_code_execution),
         )
         server = connect(arguments.address)
         submission_id, state = submit_job(server, job)

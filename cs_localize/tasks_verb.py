@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cs_localize.ablate_verb import ENGINES, add_data, listed, own_data
+from cs_localize.ablate_verb import ENGINES, add_allow_code_execution, add_data, listed, own_data
 from cs_localize.errors import UsageError
 
 
@@ -17,6 +17,7 @@ def add_tasks(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     measuring.add_argument("--model", help="a directory, a hub id or a built-in model (default: smollm2-135m-instruct)")
     measuring.add_argument("--tasks", help="task names with commas between (default: those of natural language)")
     add_data(measuring)
+    add_allow_code_execution(measuring)
     measuring.add_argument("--limit", type=int, help="most items a task, drawn with the seed (default: all)")
     measuring.add_argument("--seed", type=int, help="of that draw (default: 0)")
     measuring.add_argument("--engine", choices=ENGINES, help="who answers (default: vllm)")
@@ -30,7 +31,7 @@ def add_tasks(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _tasks(arguments: argparse.Namespace) -> int:
     if arguments.baseline:
         return _baselines(arguments)
-    for name in ("model", "tasks", "data", "limit", "seed", "engine", "ledger", "log_samples"):
+    for name in ("model", "tasks", "data", "limit", "seed", "engine", "ledger", "log_samples", "allow_code_execution"):
         if getattr(arguments, name) is not None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} goes with --baseline; add that, or leave it out to list the tasks")
@@ -43,7 +44,7 @@ def _tasks(arguments: argparse.Namespace) -> int:
 
 def _baselines(arguments: argparse.Namespace) -> int:
     from cs_localize.ablate import baselines, baselines_table
-    from cs_localize.config import EngineConfig
+    from cs_localize.config import EngineConfig, LmEvalConfig
     from cs_localize.models import home
     from cs_localize.tasks import BUILT_IN
 
@@ -59,6 +60,7 @@ def _baselines(arguments: argparse.Namespace) -> int:
         ledger=arguments.ledger or home() / "ledger",
         data=own_data(arguments.data),
         samples=arguments.log_samples,
+        lm_eval=LmEvalConfig().allowing(arguments.allow_code_execution),
     )
     print("\n".join(baselines_table(found)))
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cs_localize.config import DataConfig, EngineConfig
+from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig
 from cs_localize.confirm.stats import wilson
 from cs_localize.errors import UsageError
 from cs_localize.findings import Interval
@@ -51,6 +51,7 @@ def baselines(
     engine: EngineConfig | None = None,
     ledger: Path,
     data: Mapping[str, DataConfig] | None = None,
+    lm_eval: LmEvalConfig | None = None,
     samples: Path | None = None,
 ) -> list[Baseline]:
     """Asks a model every item of some tasks twice: to answer it, and for the log-probability of the reference answer.
@@ -63,6 +64,7 @@ def baselines(
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes; what it holds is not measured again.
         data: where tasks of the user's own come from, by name.
+        lm_eval: how tasks of lm-evaluation-harness are asked and graded.
         samples: folder that gets results and every answer as lm-eval writes them.
 
     Raises:
@@ -72,7 +74,7 @@ def baselines(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    known = find_tasks(tasks, data or {})
+    known = find_tasks(tasks, data or {}, lm_eval)
     every = {name: _items(task, seed) for name, task in known.items()}
     items = {name: _drawn(name, asked, limit, seed) for name, asked in every.items()}
     engine = engine or EngineConfig()

@@ -17,6 +17,7 @@ from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks import Capability, get_task
+from cs_localize.tasks.harness import HarnessTask
 
 
 class Answering(Protocol):
@@ -179,9 +180,12 @@ class LedgerMeasurer:
                 self._measure_missing(missing, count)
         outcomes = {key: self._recorded(key, request) for key, request in asked.items()}
         count.tokens += sum(outcome.tokens for outcome in outcomes.values())
-        return [
-            self._graded(request, [outcomes[key] for key in own]) for request, own in zip(requests, keys, strict=True)
-        ]
+        answers = [[outcomes[key] for key in own] for own in keys]
+        programs = self._programs(requests, answers)
+        if programs:  # of answers that the ledger held
+            with self._progress.stage(f"{stage}: executing answers", sum(len(own) for _, own in programs)):
+                self._execute(programs, self._progress.advance)
+        return [self._graded(request, parts) for request, parts in zip(requests, answers, strict=True)]
 
     def release(self) -> None:
         """Records the fleet's evidence and ends it, which frees its cores; a later request starts another."""
@@ -221,14 +225,43 @@ class LedgerMeasurer:
             self._fleet = self._make_fleet().__enter__()
         for positions, answers in self._fleet.map(missing):
             asked = [missing[position] for position in positions]
-            outcomes = [
-                self._graded(request, [outcome]) if request.mode == "generate" else outcome
-                for request, outcome in zip(asked, answers, strict=True)
-            ]
-            self._ledger.append(self._spec.fingerprint, asked, outcomes)
+            outcomes = answers
+            try:
+                parts = [[answer] for answer in answers]
+                self._execute(self._programs(asked, parts))
+                outcomes = [
+                    self._graded(request, own) if request.mode == "generate" else own[0]
+                    for request, own in zip(asked, parts, strict=True)
+                ]
+            finally:  # what was answered is kept, whatever stops the grading; it is graded again when it is served
+                self._ledger.append(self._spec.fingerprint, asked, outcomes)
             count.measured += len(outcomes)
             count.measured_tokens += sum(outcome.tokens for outcome in outcomes)
             self._progress.advance(len(outcomes))
+
+    def _programs(
+        self, requests: Sequence[Request], answers: Sequence[Sequence[Outcome]]
+    ) -> list[tuple[HarnessTask, list[str]]]:
+        """By task, what must be executed before these answers can be graded, and has not been."""
+        written: dict[str, list[tuple[Item, Sequence[Outcome]]]] = {}
+        for request, parts in zip(requests, answers, strict=True):
+            if request.mode == "generate":
+                written.setdefault(request.item.task, []).append((request.item, parts))
+        found = []
+        for name, pairs in written.items():
+            task = self._tasks(name)
+            if isinstance(task, HarnessTask) and (programs := task.unjudged(pairs)):
+                found.append((task, programs))
+        return found
+
+    @staticmethod
+    def _execute(
+        programs: Sequence[tuple[HarnessTask, list[str]]], advance: Callable[[int], None] | None = None
+    ) -> None:
+        for task, own in programs:
+            for _ in task.judge(own):
+                if advance is not None:
+                    advance(1)
 
     def _graded(self, request: Request, parts: Sequence[Outcome]) -> Outcome:
         """What the parts of a request say together. A score that is nobody's metric needs no task."""

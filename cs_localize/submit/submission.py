@@ -49,6 +49,7 @@ def plan_job(
     excludes: Sequence[str] = (),
     pip: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    allow_code_execution: bool = False,
 ) -> Job:
     """Makes a job of a study; asks nobody.
 
@@ -62,6 +63,7 @@ def plan_job(
         excludes: what of it does not, as patterns of ``.gitignore``.
         pip: packages to install for the job.
         env: environment variables of the job and its workers.
+        allow_code_execution: whether the job may execute what the model writes, where a task is graded by that.
 
     Raises:
         UsageError: if the study is none, a path would be lost with the job, or the folder is too large.
@@ -80,6 +82,8 @@ def plan_job(
     package = pack(root, excludes)
     if Path(name) not in package.sizes:
         raise UsageError(f"{study} is left out of what travels; see --exclude, .gitignore and .rayignore")
+    if allow_code_execution:
+        settings = [*settings, "--allow-code-execution"]
     for option, file in _files(config).items():
         if Path(os.path.normpath(Path(name).parent / file)) not in package.sizes:
             raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cs_localize.errors import UsageError, one_line
+from cs_localize.sandbox import unavailable
+from cs_localize.tasks.harness.code import executes, with_stand_ins
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 _NAMES = re.compile(
     rb"""^\s*(?:task|group|tag):[ \t]*["']?([\w\-.:]+)|^[ \t]*-[ \t]+["']?([\w\-.]+)["']?[ \t]*$""", re.MULTILINE
 )
-_FUNCTION = re.compile(r"(/.+)\.\w+")
 
 
 def installed() -> bool:
@@ -59,25 +60,32 @@ def _scan(root: Path) -> Mapping[str, frozenset[Path]]:
     return {name: frozenset(folders) for name, folders in found.items()}
 
 
-def load_leaves(name: str, include_path: str | None = None) -> dict[str, ConfigurableTask]:
+def load_leaves(
+    name: str, include_path: str | None = None, allow_code_execution: bool = False
+) -> dict[str, ConfigurableTask]:
     """The lm-eval task of that name, or every task of the group or tag of that name.
 
     Args:
         name: as lm-eval knows it.
         include_path: folder of the user's own YAML files, which come first.
+        allow_code_execution: whether tasks are wanted whose grading executes what the model writes; they are marked
+            ``unsafe_code``.
 
     Raises:
-        UsageError: if lm-eval is not installed, has no such task, the task is of a kind that cannot be asked, or its
-            data cannot be had.
+        UsageError: if lm-eval is not installed, has no such task, the task is of a kind that cannot be asked, its data
+            cannot be had, or it would execute what the model writes and must not or cannot.
     """
     if not installed():
         raise UsageError(f"task '{name}' needs lm-evaluation-harness: run pip install 'cs_localize[eval]'")
     for noisy in ("lm_eval", "huggingface_hub"):  # what goes wrong is said in one line below
         logging.getLogger(noisy).setLevel(logging.ERROR)
     manager, leaves = _find(name, include_path)
+    executing = {leaf: with_stand_ins(config) for leaf, config in leaves.items() if executes(config)}
     for leaf, config in leaves.items():
         _refuse(leaf, config)
-    return _load(name, manager, leaves)
+        if leaf in executing:
+            _refuse_execution(name, leaf, executing[leaf], allow_code_execution)
+    return _load(name, leaves, lambda: _executing(executing) if executing else dict(manager.load([name])["tasks"]))
 
 
 def _find(name: str, include_path: str | None) -> tuple[TaskManager, dict[str, Mapping[str, Any]]]:
@@ -164,8 +172,6 @@ def _members(
 
 
 def _refuse(name: str, config: Mapping[str, Any]) -> None:
-    if config.get("unsafe_code") or any(map(_runs_code, _functions(config))):
-        raise UsageError(f"task '{name}' runs code that the model writes to grade it, which this version does not do")
     if "class" in config:
         raise UsageError(f"task '{name}' is a Python class of lm-evaluation-harness; only its YAML tasks can be asked")
     kind = config.get("output_type", "generate_until")
@@ -180,28 +186,34 @@ def _refuse(name: str, config: Mapping[str, Any]) -> None:
         raise UsageError(f"task '{name}' draws its answers at random; only the likeliest answer can be asked")
 
 
-def _functions(config: object) -> Iterator[Path]:
-    """The modules whose functions a configuration names; those of lm-eval's own packages have no path."""
-    if isinstance(config, str):
-        found = _FUNCTION.fullmatch(config)
-        if found:
-            yield Path(f"{found[1]}.py")
-    elif isinstance(config, dict | list):
-        for value in config.values() if isinstance(config, dict) else config:
-            yield from _functions(value)
+def _refuse_execution(name: str, leaf: str, config: Mapping[str, Any] | None, allowed: bool) -> None:
+    """Refuses a task that executes what the model writes, unless that is known how, allowed, and safe here."""
+    what = f"task '{leaf}' is graded by executing code that the model writes"
+    if config is None:
+        raise UsageError(f"{what}, in a way that this version does not know; it knows those of humaneval and mbpp")
+    if leaf != name:
+        raise UsageError(f"{what}, which no group or tag can bring in, such as '{name}'; name the task itself")
+    if not allowed:
+        raise UsageError(f"{what}; allow that with --allow-code-execution")
+    if unavailable():
+        raise UsageError(f"{what}; {unavailable()}")
 
 
-def _runs_code(module: Path) -> bool:
-    return module.is_file() and "code_eval" in module.read_text(encoding="utf-8")
+def _executing(configs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, ConfigurableTask]:
+    from lm_eval.api.task import ConfigurableTask
+
+    return {leaf: ConfigurableTask(config=dict(config or {})) for leaf, config in configs.items()}
 
 
-def _load(name: str, manager: TaskManager, leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, ConfigurableTask]:
+def _load(
+    name: str, leaves: Mapping[str, Mapping[str, Any]], load: Callable[[], dict[str, ConfigurableTask]]
+) -> dict[str, ConfigurableTask]:
     import datasets
 
     datasets.disable_progress_bars()
     sources = sorted({str(config.get("dataset_path")) for config in leaves.values()})
     try:
-        return dict(manager.load([name])["tasks"])
+        return load()
     except (IndexError, StopIteration) as error:
         raise UsageError(
             f"task '{name}': its evaluation split is empty, or has an entry that cannot be read: {one_line(error)}"

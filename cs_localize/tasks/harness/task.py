@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from cs_localize.config import LmEvalConfig
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks.graders import margin
+from cs_localize.tasks.harness.code import CodeLeaf
 from cs_localize.tasks.harness.leaf import Chat, Leaf, Unaskable
 from cs_localize.tasks.harness.library import load_leaves
 from cs_localize.tasks.split import Split, split_questions
@@ -94,6 +95,24 @@ class HarnessTask:
         leaf, number = self._document(item.id)
         return leaf.record(item, number, outcome)
 
+    def unjudged(self, answers: Sequence[tuple[Item, Sequence[Outcome]]]) -> list[str]:
+        """The programs among generated answers, each once, without those that have run; none for most tasks."""
+        found: list[str] = []
+        for leaf in self._leaves.values():
+            if isinstance(leaf, CodeLeaf):
+                found += leaf.unjudged((int(item.id), parts) for item, parts in answers)
+        return found
+
+    def judge(self, programs: Sequence[str]) -> Iterator[None]:
+        """Runs programs of ``unjudged`` side by side, so that ``outcome`` finds their verdicts; yields after each.
+
+        Raises:
+            CsLocalizeError: if the sandbox cannot be had.
+        """
+        for leaf in self._leaves.values():
+            if isinstance(leaf, CodeLeaf):
+                yield from leaf.judge(programs)
+
     @cached_property
     def _families(self) -> dict[str, str]:
         return {
@@ -134,8 +153,9 @@ def harness_task(name: str, options: LmEvalConfig, chat: Chat | None = None) -> 
     """
     if options.chat_template and chat is None:
         raise UsageError(f"task '{name}' is to be put by a chat template, and no model is known here that has one")
+    loaded = load_leaves(name, options.include_path, options.allow_code_execution)
     leaves = [
-        Leaf(
+        (CodeLeaf if task.config.unsafe_code else Leaf)(
             leaf,
             task,
             options.metric.get(leaf, options.metric.get(name)),
@@ -144,6 +164,6 @@ def harness_task(name: str, options: LmEvalConfig, chat: Chat | None = None) -> 
             chat,
             options.fewshot_as_multiturn,
         )
-        for leaf, task in load_leaves(name, options.include_path).items()
+        for leaf, task in loaded.items()
     ]
     return HarnessTask(name, leaves)

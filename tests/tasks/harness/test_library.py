@@ -67,10 +67,12 @@ def test_groups_of_lm_eval_are_resolved_from_a_few_of_its_folders() -> None:
         assert len(leaves) == size
 
 
-@pytest.mark.parametrize("name", ["humaneval", "humaneval_instruct", "mbpp", "humaneval_infilling"])
+@pytest.mark.parametrize("name", ["humaneval", "humaneval_instruct", "mbpp", "humaneval_infilling", "humaneval_64"])
 def test_tasks_that_run_model_written_code_are_refused_and_their_code_is_never_imported(name: str) -> None:
     before = set(sys.modules)
-    assert "runs code that the model writes" in refusal(name)
+    message = refusal(name)
+    assert "executing code that the model writes" in message or name == "humaneval_64"
+    assert ("--allow-code-execution" in message) == (name in ("humaneval", "humaneval_instruct", "mbpp"))
     assert not [module for module in set(sys.modules) - before if "humaneval" in module or "mbpp" in module]
 
 
@@ -81,7 +83,7 @@ def test_a_task_of_ones_own_that_runs_code_is_refused_by_its_flag_and_by_its_sou
     write_sum_task(tmp_path, unsafe_code=flag)
     text = (tmp_path / "own_sum.yaml").read_text()
     (tmp_path / "own_sum.yaml").write_text(text if flag else text + "process_results: !function utils.f\n")
-    assert "runs code that the model writes" in refusal("own_sum", tmp_path)
+    assert "executing code that the model writes, in a way that" in refusal("own_sum", tmp_path)
     assert not proof.exists()
 
 
