@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.vllm.options import worker_options
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Item, Outcome
 
@@ -128,7 +129,6 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
     from vllm import LLM
 
     from cs_localize.measure.vllm.gold import ForceGold
-    from cs_localize.measure.vllm.table import SOURCE_HASH
 
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
     resources = spec.resources
@@ -136,7 +136,6 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "model": spec.model_dir,
         "dtype": spec.dtype,
         "trust_remote_code": bool(spec.settings.get("trust_remote_code", False)),
-        "worker_cls": "cs_localize.measure.vllm.worker.KnockoutWorker",
         "logits_processors": [ForceGold],
         "logprobs_mode": "raw_logprobs",
         "enforce_eager": bool(resources.get("eager", True)),
@@ -147,12 +146,7 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "async_scheduling": False,  # the forced token of a step depends on the step before
         "disable_log_stats": True,
         "seed": 0,
-        "additional_config": {
-            "knockout_source": SOURCE_HASH,
-            "knockout_neuron_slots": neuron_slots,
-            "knockout_shape": asdict(shape),
-            "knockout_means": bool(spec.mean_prompts),
-        },
+        **worker_options(shape, neuron_slots, means=bool(spec.mean_prompts), salted=True),
     }
     return LLM(**options)
 
