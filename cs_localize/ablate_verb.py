@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cs_localize.errors import UsageError
 
 if TYPE_CHECKING:
+    from cs_localize.ablate import Scale
     from cs_localize.config import DataConfig
 
 ENGINES = ("vllm", "hf")
@@ -49,7 +50,7 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     grid = ablate.add_argument_group("grids of ablations", "head sets x scales x tasks, written to a folder")
     grid.add_argument("--out", type=Path, help="the folder: ablation.parquet and summary.csv")
     grid.add_argument("--sets", help="together, single, cumulative, leave-one-out, kv-groups, layers; commas between")
-    grid.add_argument("--scales", help="factors, commas between (default: 0)")
+    grid.add_argument("--scales", help="factors or mean, commas between (default: 0)")
     grid.add_argument("--random", type=int, metavar="N", help="N random controls of the same layers for each head list")
     grid.add_argument("--mode", choices=("generate", "score"), help="what is measured (default: generate)")
     ablate.set_defaults(run=_ablate)
@@ -84,7 +85,15 @@ def _ablate(arguments: argparse.Namespace) -> int:
 
 
 def _ablate_grid(arguments: argparse.Namespace) -> int:
-    from cs_localize.ablate import AblationGrid, ablation_grid, effects_json, grid_table, held_out, of_study
+    from cs_localize.ablate import (
+        AblationGrid,
+        ablation_grid,
+        effects_json,
+        grid_table,
+        held_out,
+        mean_items,
+        of_study,
+    )
     from cs_localize.asking import load_tasks
     from cs_localize.config import EngineConfig, LmEvalConfig
 
@@ -104,19 +113,20 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         own = {"include_path": arguments.include_path} if arguments.include_path is not None else {}
         options = study.study.lm_eval.model_copy(update=own).allowing(arguments.allow_code_execution)
         known = load_tasks(tasks or study.tasks, options, model, engine, study.study.data)
-        items = study.held_out(known, arguments.limit)
+        items, measured_on = study.held_out(known, arguments.limit), study.mean_items(known)
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
         options = LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution)
         known = load_tasks(tasks, options, model, engine, own_data(arguments.data))
         items = held_out(known, arguments.seed, arguments.limit)
+        measured_on = mean_items(known, arguments.seed)
     changes = {"name": arguments.engine, "workers": arguments.workers}
     result = ablation_grid(
         model,
         AblationGrid(
             heads,
             listed("together" if arguments.sets is None else arguments.sets),
-            _numbers("0" if arguments.scales is None else arguments.scales),
+            _scales("0" if arguments.scales is None else arguments.scales),
             arguments.random or 0,
             arguments.seed,
         ),
@@ -126,6 +136,7 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
         engine=engine.model_copy(update={name: value for name, value in changes.items() if value is not None}),
         ledger=arguments.ledger,
         tasks=known,
+        mean_items=measured_on,
     )
     print(effects_json(result.effects) if arguments.json else "\n".join(grid_table(result.effects)))
     if not arguments.json:
@@ -162,8 +173,8 @@ def listed(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _numbers(text: str) -> list[float]:
+def _scales(text: str) -> list[Scale]:
     try:
-        return [float(number) for number in listed(text)]
+        return ["mean" if scale == "mean" else float(scale) for scale in listed(text)]
     except ValueError:
-        raise UsageError(f"--scales {text}: give numbers with commas between, such as 0,0.5,2") from None
+        raise UsageError(f"--scales {text}: give numbers or mean with commas between, such as 0,0.5,mean") from None

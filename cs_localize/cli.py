@@ -19,6 +19,7 @@ from cs_localize.ablate_verb import add_ablate, add_allow_code_execution, listed
 from cs_localize.errors import CsLocalizeError, UsageError, explained, one_line
 from cs_localize.export_verb import add_export
 from cs_localize.plan_verb import add_plan
+from cs_localize.serve_verb import add_serve
 from cs_localize.submit_verb import add_job_verbs
 from cs_localize.tasks_verb import add_tasks
 
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     crosscheck.set_defaults(run=_crosscheck)
 
     add_job_verbs(verbs)
+    add_serve(verbs)
 
     add_tasks(verbs)
     models = verbs.add_parser("models", help="list the built-in models")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape
@@ -45,6 +46,24 @@ def spell_out(text: str, shape: ModelShape) -> str:
         name, sign, factor = entry.partition("=")
         written += [f"{unit}{sign}{factor}" for unit in _units(name, shape)]
     return ",".join(written)
+
+
+def read_ablation(entries: object, shape: ModelShape) -> Ablation:
+    """The ablation of a list such as ``["L4H2", "L7H0=0.5", "L3H1=mean"]``; an empty list is none.
+
+    Raises:
+        UsageError: on an entry that is malformed, given twice, or that the model lacks.
+    """
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise UsageError(f"{entries!r} is no list; write an ablation as ['L4H2', 'L7H0=0.5']")
+    texts = []
+    for entry in entries:
+        if not isinstance(entry, str | Head) or not _entries(str(entry)):
+            raise UsageError(f"{entry!r} is not a head; write an ablation as ['L4H2', 'L7H0=0.5']")
+        texts.append(str(entry))
+    ablation = Ablation.decode(spell_out(",".join(texts), shape))
+    ablation.check(shape)
+    return ablation
 
 
 def read_heads(text: str, shape: ModelShape) -> tuple[Head, ...]:

@@ -7,10 +7,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cs_localize.ablate import AblationGrid, AblationGridResult, ablate, ablation_grid, of_study
+from cs_localize.ablate import (
+    AblationGrid,
+    AblationGridResult,
+    ablate,
+    ablation_grid,
+    held_out,
+    mean_items,
+    of_study,
+)
 from cs_localize.ablate.effects import SUMMARY_COLUMNS
 from cs_localize.ablate.grid import ROW_COLUMNS
 from cs_localize.cli import main
+from cs_localize.errors import UsageError
 from cs_localize.folder import StudyResult
 from cs_localize.measure.cluster import RaySession
 from cs_localize.study import run_study
@@ -38,22 +47,23 @@ def measured(study: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> Ab
     out = tmp_path_factory.mktemp("grid")
     return ablation_grid(
         heads.study.model,
-        AblationGrid(heads.heads, KINDS, scales=(0, 0.5), draws=2),
+        AblationGrid(heads.heads, KINDS, scales=(0, 0.5, "mean"), draws=2),
         heads.held_out(),
         out=out,
         mode="score",
         engine=heads.engine,
+        mean_items=mean_items(["antonyms", "capitals"]),
     )
 
 
 def test_the_columns_of_both_tables_stay_as_they_are() -> None:
     assert ROW_COLUMNS == (
-        "model", "heads_of", "kind", "part", "heads", "size", "scale", "task", "item", "correct",
+        "model", "heads_of", "kind", "part", "heads", "size", "scale", "intervention", "task", "item", "correct",
         "baseline_correct", "score", "baseline_score", "response", "tokens",
     )  # fmt: skip
     assert SUMMARY_COLUMNS == (
-        "model", "heads_of", "kind", "part", "heads", "size", "scale", "task", "items", "baseline", "accuracy",
-        "drop", "drop_low", "drop_high", "p", "p_holm", "damage",
+        "model", "heads_of", "kind", "part", "heads", "size", "scale", "intervention", "task", "items", "baseline",
+        "accuracy", "drop", "drop_low", "drop_high", "p", "p_holm", "damage",
     )  # fmt: skip
 
 
@@ -75,7 +85,7 @@ def test_a_folder_in_the_place_of_a_table_is_told_before_anything_is_measured(
 def test_the_same_heads_under_two_kinds_are_one_test_with_one_interval(measured: AblationGridResult) -> None:
     alike: dict[tuple[object, ...], set[tuple[float, ...]]] = {}
     for effect in measured.effects:
-        key = (frozenset(effect.heads.split(",")), effect.scale, effect.task)
+        key = (frozenset(effect.heads.split(",")), effect.intervention, effect.task)
         alike.setdefault(key, set()).add((effect.drop_low, effect.drop_high, effect.p, effect.p_holm))
     assert len(alike) < len(measured.effects)
     assert all(len(found) == 1 for found in alike.values())
@@ -90,9 +100,10 @@ def test_there_is_one_row_for_every_condition_task_and_item(study: StudyResult, 
     sets = sum(1 + 2 * len(text.split(",")) + 2 for text in heads.values())
 
     assert rows.column_names == list(ROW_COLUMNS)
-    assert rows.num_rows == sets * 2 * 2 * 40
+    assert rows.num_rows == sets * 3 * 2 * 40
     keys = {
-        tuple(row.values()) for row in rows.select(["heads_of", "kind", "part", "scale", "task", "item"]).to_pylist()
+        tuple(row.values())
+        for row in rows.select(["heads_of", "kind", "part", "intervention", "task", "item"]).to_pylist()
     }
     assert len(keys) == rows.num_rows
     assert None not in rows.column("score").to_pylist()
@@ -109,7 +120,7 @@ def test_the_summary_can_be_computed_from_the_rows(measured: AblationGridResult)
         mine = [
             row
             for row in rows
-            if all(str(row[name]) == line[name] for name in ("heads_of", "kind", "part", "scale", "task"))
+            if all(str(row[name]) == line[name] for name in ("heads_of", "kind", "part", "intervention", "task"))
         ]
         lost = sum(row["baseline_correct"] - row["correct"] for row in mine) / len(mine)
         damage = sum(row["baseline_score"] - row["score"] for row in mine) / len(mine)
@@ -122,14 +133,24 @@ def test_named_heads_hurt_their_task_more_than_random_ones_and_half_scaled_less_
     measured: AblationGridResult,
 ) -> None:
     damage = {
-        (effect.kind, effect.part, effect.scale): effect.damage
+        (effect.kind, effect.part, effect.intervention): effect.damage
         for effect in measured.effects
         if effect.heads_of == effect.task == "antonyms" and effect.damage is not None
     }
 
-    assert damage["together", "", 0.0] > 3 * damage["random", "0", 0.0]
-    assert damage["together", "", 0.0] > damage["together", "", 0.5] > 0
-    assert damage["cumulative", "1", 0.0] == damage["single", damage_first(measured), 0.0]
+    assert damage["together", "", "0"] > 3 * damage["random", "0", "0"]
+    assert damage["together", "", "0"] > damage["together", "", "0.5"] > 0
+    assert damage["cumulative", "1", "0"] == damage["single", damage_first(measured), "0"]
+    assert damage["together", "", "mean"] > 3 * damage["random", "0", "mean"]
+    scales = {(effect.scale, effect.intervention) for effect in measured.effects}
+    assert scales == {(0.0, "0"), (0.5, "0.5"), (None, "mean")}
+
+
+def test_a_grid_with_means_needs_items_to_measure_them_on(tmp_path: Path) -> None:
+    grid = AblationGrid({"a": "L0H0"}, scales=("mean",))
+    with pytest.raises(UsageError, match="'mean' needs items"):
+        ablation_grid("nowhere", grid, held_out(["antonyms"], limit=1), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def damage_first(measured: AblationGridResult) -> str:
@@ -154,7 +175,19 @@ def test_the_verb_takes_heads_items_and_engine_from_a_study_and_finds_its_confir
                 assert float(line["drop"]) == pytest.approx(confirm.matrix[line["heads_of"]][line["task"]].drop)
     assert "antonyms together" in capsys.readouterr().out
 
-    more = [*arguments, "--sets", "single", "--scales", "0,2", "--random", "1", "--limit", "10", "--tasks", "capitals"]
+    more = [
+        *arguments,
+        "--sets",
+        "single",
+        "--scales",
+        "0,mean",
+        "--random",
+        "1",
+        "--limit",
+        "10",
+        "--tasks",
+        "capitals",
+    ]
     assert main(more) == 0
     parts = sorted(ledger.glob("*.parquet"))
     first = (tmp_path / "ablation.parquet").read_bytes()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cs_localize.ablate.conditions import KINDS, AblationGrid, Condition
+from cs_localize.ablate.conditions import KINDS, AblationGrid, Condition, Scale
 from cs_localize.ablate.effects import AblationEffect, effects_json, effects_table, grid_table
 from cs_localize.ablate.grid import AblationGridResult, ablation_grid
-from cs_localize.ablate.items import StudyHeads, held_out, of_study
+from cs_localize.ablate.items import StudyHeads, held_out, mean_items, of_study
 from cs_localize.ablate.single import ablate
 from cs_localize.ablate.unablated import Baseline, baselines, baselines_table
 
@@ -16,6 +16,7 @@ __all__ = [
     "AblationGridResult",
     "Baseline",
     "Condition",
+    "Scale",
     "StudyHeads",
     "ablate",
     "ablation_grid",
@@ -25,5 +26,6 @@ __all__ = [
     "effects_table",
     "grid_table",
     "held_out",
+    "mean_items",
     "of_study",
 ]

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cs_localize.confirm import random_heads
 from cs_localize.errors import UsageError
@@ -19,6 +20,7 @@ KINDS = ("together", "single", "cumulative", "leave-one-out", "kv-groups", "laye
 """The ways to make head sets of a list of heads; random controls are drawn besides."""
 
 _MOST_DRAWS = 10_000  # as of a confirmation
+Scale = float | Literal["mean"]
 _Part = tuple[str, tuple[Head, ...]]
 
 
@@ -31,19 +33,19 @@ class Condition:
         kind: how: one of ``KINDS``, or ``random``.
         part: which of that kind: a head, a KV group, a layer, a number of heads or of a draw; empty for together.
         heads: the heads, in the order of the list.
-        scale: what their outputs are multiplied by; 0 knocks them out.
+        scale: what their outputs are multiplied by, 0 knocks them out; or ``mean``, which is put in their place.
     """
 
     heads_of: str
     kind: str
     part: str
     heads: tuple[Head, ...]
-    scale: float
+    scale: Scale
 
     @property
     def ablation(self) -> Ablation:
         """What is changed in the forward pass."""
-        return Ablation.of(self.heads, scale=self.scale)
+        return Ablation.to_mean(self.heads) if self.scale == "mean" else Ablation.of(self.heads, scale=self.scale)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class AblationGrid:
         kinds: which head sets to make of each list: ``together`` all its heads; ``single`` each head; ``cumulative``
             the first 1, 2, …; ``leave-one-out`` all but one; ``kv-groups`` and ``layers`` each whole KV group or layer
             that holds one of them.
-        scales: what the heads' outputs are multiplied by.
+        scales: what the heads' outputs are multiplied by; ``mean`` puts each head's mean in its place.
         draws: random controls of each list: as many heads of the same layers, none of the list; fewer, with a
             warning, where a layer has no more.
         seed: seed of the draws.
@@ -64,7 +66,7 @@ class AblationGrid:
 
     heads: Mapping[str, str]
     kinds: Sequence[str] = ("together",)
-    scales: Sequence[float] = (0.0,)
+    scales: Sequence[Scale] = (0.0,)
     draws: int = 0
     seed: int = 0
 
@@ -83,8 +85,8 @@ class AblationGrid:
         if not self.scales:
             raise UsageError("a grid of ablations needs at least one scale, such as 0")
         for scale in self.scales:
-            if not math.isfinite(scale) or scale == 1:
-                raise UsageError(f"a scale of {scale:g} is no ablation; give finite numbers other than 1")
+            if scale != "mean" and (not math.isfinite(scale) or scale == 1):
+                raise UsageError(f"a scale of {scale:g} is no ablation; give finite numbers other than 1, or mean")
         if not self.kinds and not self.draws:
             raise UsageError(f"a grid of ablations needs at least one kind of head sets: {', '.join(KINDS)}")
         if self.draws < 0 or self.seed < 0:
@@ -99,7 +101,7 @@ class AblationGrid:
             UsageError: if the model lacks one of the heads, or nothing is left to ablate.
         """
         found = [
-            Condition(name, kind, part, heads, float(scale))
+            Condition(name, kind, part, heads, scale if scale == "mean" else float(scale))
             for name, text in self.heads.items()
             for kind, (part, heads) in self._sets(name, read_heads(text, shape), shape)
             for scale in self.scales

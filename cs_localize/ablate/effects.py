@@ -51,7 +51,8 @@ class ConditionEffect:
         part: which of that kind.
         heads: the heads, with commas between.
         size: how many.
-        scale: what their outputs are multiplied by.
+        scale: what their outputs are multiplied by; None where their means are put in their place.
+        intervention: the same as text: the scale, or ``mean``.
         task: the task measured.
         items: items asked.
         baseline: accuracy of the unmodified model.
@@ -70,7 +71,8 @@ class ConditionEffect:
     part: str
     heads: str
     size: int
-    scale: float
+    scale: float | None
+    intervention: str
     task: str
     items: int
     baseline: float
@@ -131,7 +133,7 @@ def grid_table(effects: Sequence[ConditionEffect]) -> list[str]:
     for e in effects:
         name = " ".join(filter(None, (e.heads_of, e.kind, e.part)))
         lines.append(
-            f"{name:<32} {e.scale:>5g}  {e.task:<16} {e.baseline:>9.1%} {e.accuracy:>9.1%} {100 * e.drop:>7.1f}"
+            f"{name:<32} {e.intervention:>5}  {e.task:<16} {e.baseline:>9.1%} {e.accuracy:>9.1%} {100 * e.drop:>7.1f}"
             f"   {100 * e.drop_low:>6.1f} to {100 * e.drop_high:>5.1f}"
         )
     return lines

@@ -36,7 +36,8 @@ _SCHEMA = pa.schema(
         pa.field("part", pa.string(), nullable=False),
         pa.field("heads", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False),
-        pa.field("scale", pa.float64(), nullable=False),
+        pa.field("scale", pa.float64()),
+        pa.field("intervention", pa.string(), nullable=False),
         pa.field("task", pa.string(), nullable=False),
         pa.field("item", pa.string(), nullable=False),
         pa.field("correct", pa.bool_(), nullable=False),
@@ -76,6 +77,7 @@ def ablation_grid(
     engine: EngineConfig | None = None,
     ledger: Path | None = None,
     tasks: Mapping[str, Capability] | None = None,
+    mean_items: Sequence[Item] = (),
 ) -> AblationGridResult:
     """Measures every item under every condition and without any, and writes what came back.
 
@@ -92,12 +94,16 @@ def ablation_grid(
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes. Default: ``ledger`` in ``out``.
         tasks: the tasks of the items by name, where ``load_tasks`` read them with options of one's own.
+        mean_items: items on whose prompts the means of heads are measured, for grids with the scale ``mean``.
 
     Raises:
         CsLocalizeError: if anything asked for cannot be had; what was measured stays in the ledger.
     """
     if not items or not all(items.values()):
         raise UsageError("a grid of ablations needs at least one task, and an item of each")
+    means = "mean" in grid.scales
+    if means and not mean_items:
+        raise UsageError("the scale 'mean' needs items to measure the means of heads on")
     make_folder(out)
     rows, summary = out / "ablation.parquet", out / "summary.csv"
     for file in (rows, summary):
@@ -105,7 +111,9 @@ def ablation_grid(
             raise UsageError(f"{file} is a folder; choose another folder with --out")
     with closing(Progress(out / "events.jsonl")) as progress:
         known = tasks or {name: get_task(name) for name in items}
-        opened = open_session(model, engine or EngineConfig(), known, ledger or out / "ledger", progress)
+        opened = open_session(
+            model, engine or EngineConfig(), known, ledger or out / "ledger", progress, mean_items if means else ()
+        )
         with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
             run = _Run(model, grid.seed, items, mode, session.measurer)
             for table in run.tables(grid.conditions(session.shape)):
@@ -165,7 +173,8 @@ class _Run:
                     part=condition.part,
                     heads=_listed(condition),
                     size=len(condition.heads),
-                    scale=condition.scale,
+                    scale=_factor(condition),
+                    intervention=_intervention(condition),
                     task=task,
                     items=effect.items,
                     baseline=effect.baseline,
@@ -188,7 +197,8 @@ class _Run:
             "part": [condition.part] * rows,
             "heads": [_listed(condition)] * rows,
             "size": [len(condition.heads)] * rows,
-            "scale": [condition.scale] * rows,
+            "scale": [_factor(condition)] * rows,
+            "intervention": [_intervention(condition)] * rows,
             "task": [item.task for item in self._flat],
             "item": [item.id for item in self._flat],
             "correct": [outcome.correct for outcome in after],
@@ -203,10 +213,19 @@ class _Run:
 
 def _corrected(effects: Sequence[ConditionEffect]) -> tuple[ConditionEffect, ...]:
     """Corrects over the different tests: conditions of two kinds may be the same heads, and then are one test."""
-    tests = [(frozenset(effect.heads.split(",")), effect.scale, effect.task) for effect in effects]
+    tests = [(frozenset(effect.heads.split(",")), effect.intervention, effect.task) for effect in effects]
     p = dict(zip(tests, (effect.p for effect in effects), strict=True))
     corrected = dict(zip(p, holm(np.array(list(p.values()))), strict=True))
     return tuple(replace(effect, p_holm=float(corrected[test])) for effect, test in zip(effects, tests, strict=True))
+
+
+def _factor(condition: Condition) -> float | None:
+    """A mean is no factor."""
+    return None if condition.scale == "mean" else condition.scale
+
+
+def _intervention(condition: Condition) -> str:
+    return "mean" if condition.scale == "mean" else repr(condition.scale).removesuffix(".0")
 
 
 def _listed(condition: Condition) -> str:

@@ -45,6 +45,10 @@ class StudyHeads:
             known = load_tasks(tasks or self.tasks, study.lm_eval, study.model, self.engine, study.data)
         return held_out(known, study.seed, limit, study.search_items, study.held_out_items)
 
+    def mean_items(self, tasks: Mapping[str, Capability]) -> tuple[Item, ...]:
+        """Items that its search saw, on which means of heads are measured; see ``mean_items``."""
+        return mean_items(tasks, self.study.seed, self.study.search_items, self.study.held_out_items)
+
 
 def of_study(folder: Path) -> StudyHeads:
     """Reads a finished study.
@@ -99,9 +103,22 @@ def held_out(
     }
 
 
-def mean_items(tasks: Sequence[str] | Mapping[str, Capability], seed: int = 0) -> tuple[Item, ...]:
-    """Items on whose prompts the means of heads are measured: of each task the first 32 search items with this seed."""
-    return tuple(item for task in _by_name(tasks).values() for item in task.split(seed).search[:_MEAN_ITEMS])
+def mean_items(
+    tasks: Sequence[str] | Mapping[str, Capability],
+    seed: int = 0,
+    search_items: int | None = None,
+    held_out_items: int | None = None,
+) -> tuple[Item, ...]:
+    """Items on whose prompts the means of heads are measured: of each task the first 32 search items of such a study.
+
+    Args:
+        tasks: names of tasks, or tasks by name.
+        seed: the study's.
+        search_items: the study's.
+        held_out_items: the study's.
+    """
+    splits = [task.split(seed, search_items, held_out_items) for task in _by_name(tasks).values()]
+    return tuple(item for split in splits for item in split.search[:_MEAN_ITEMS])
 
 
 def _by_name(tasks: Sequence[str] | Mapping[str, Capability]) -> Mapping[str, Capability]:

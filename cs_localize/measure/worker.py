@@ -18,7 +18,7 @@ from cs_localize.measure.spec import EngineSpec
 from cs_localize.outcomes import Outcome
 
 Loader = Callable[[EngineSpec], Engine]
-_HELD: list[int] = []
+_HELD: dict[int, int] = {}  # the descriptor that keeps each core's file locked
 _CLAIM_PATIENCE_S = 60.0
 
 
@@ -51,6 +51,8 @@ class EngineWorker:
         self._threads = threads
         self._loader = loader
         self._engine: Engine | None = None
+        self._affinity = os.sched_getaffinity(0)
+        self._cores: tuple[int, ...] = ()
 
     def arrive(self) -> str:
         """Answers as soon as the process runs, with the name of its machine."""
@@ -63,7 +65,7 @@ class EngineWorker:
             MeasurementError: if the engine that was loaded is not the one that was asked for.
             UsageError: if the machine has too few cores, or the engine cannot be loaded.
         """
-        cores = claim_cores(self._threads)
+        self._cores = cores = claim_cores(self._threads)
         os.sched_setaffinity(0, cores)
         engine = self._loader(self._spec)
         if engine.fingerprint != self._spec.fingerprint:
@@ -93,6 +95,16 @@ class EngineWorker:
     def evidence(self) -> dict[str, float]:
         """What the engine can show about its own work."""
         return self._loaded().evidence()
+
+    def close(self) -> None:
+        """Ends the engine and gives back its cores, for a process that lives on."""
+        engine, self._engine = self._engine, None
+        try:
+            if engine is not None:
+                engine.close()
+        finally:
+            os.sched_setaffinity(0, self._affinity)
+            release_cores(self._cores)
 
     def _loaded(self) -> Engine:
         if self._engine is None:
@@ -135,6 +147,13 @@ def claim_cores(count: int, directory: Path | None = None, patience_s: float = _
         time.sleep(0.2)
 
 
+def release_cores(cores: Sequence[int]) -> None:
+    """Lets go of cores that this process has claimed."""
+    for core in cores:
+        if (descriptor := _HELD.pop(core, None)) is not None:
+            os.close(descriptor)
+
+
 def _try_claim(count: int, cores: Sequence[int], directory: Path) -> tuple[int, ...]:
     """The cores that were free, at most ``count``; fewer than that are let go again."""
     held: dict[int, int] = {}
@@ -151,7 +170,7 @@ def _try_claim(count: int, cores: Sequence[int], directory: Path) -> tuple[int, 
             except BlockingIOError:
                 os.close(descriptor)
         if len(held) == count:
-            _HELD.extend(held.values())
+            _HELD.update(held)
         else:
             for descriptor in held.values():
                 os.close(descriptor)

@@ -155,7 +155,8 @@ def test_neuron_ablations_agree_with_transformers_though_they_outnumber_the_slot
     assert np.mean(differences(found["neurons"], reference["neurons"])) <= 0.05
     assert np.mean(differences(found["neurons"], found["plain"])) > 0.5
     before, after = (found[f"evidence of {name}"] for name in ("compared, unablated", "neurons"))
-    assert after["neuron_ablated_token_rows"] > before["neuron_ablated_token_rows"] == 0
+    assert after["neuron_ablated_token_rows"] > before["neuron_ablated_token_rows"]
+    assert before["neuron_ablated_token_rows"] == 16, "until then only the canary was asked, once, when it was loaded"
 
 
 @pytest.mark.parametrize("other", ["again", "backwards"])
@@ -177,12 +178,13 @@ def test_without_a_salt_they_would(found: dict[str, Any]) -> None:
         ("unknown head", "UsageError: L30H0 is out of range"),
         ("unablated canary", "MeasurementError: the unablated canary scored"),
         ("ablated canary", "MeasurementError: the ablated canary scored"),
+        ("neuron canary", "MeasurementError: the neuron canary scored"),
         ("hook removed", "MeasurementError: the hook on o_proj of layer 3 scaled"),
         ("no ablation named", "MeasurementError: request"),
     ],
 )
 def test_a_fault_raises_one_line(found: dict[str, Any], fault: str, message: str) -> None:
-    assert found["faults"]["none"] == ""
+    assert found["faults"]["none"] == found["faults"]["neuron canary off, no neurons"] == ""
     assert found["faults"][fault].startswith(message)
     assert "\n" not in found["faults"][fault]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cs_localize.errors import CsLocalizeError
-from cs_localize.heads import Ablation, Head
+from cs_localize.heads import Ablation, Head, Neuron
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.outcomes import Outcome
@@ -92,7 +92,13 @@ def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  #
         engine._canaries = tuple(wrong)
         faults[name] = message_of(call)
     engine._canaries = canaries
-    faults["none"] = message_of(call)
+    neurons = replace(request, ablation=Ablation.of(neurons=[Neuron(0, 0)]))
+    canary, expected = engine._neuron_canary
+    engine._neuron_canary = canary, expected + 3
+    faults["neuron canary"] = message_of(lambda: engine.measure([neurons]))
+    faults["neuron canary off, no neurons"] = message_of(call)
+    engine._neuron_canary = canary, expected
+    faults["none"] = message_of(call) + message_of(lambda: engine.measure([neurons]))
     model = engine._llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     model.get_submodule("model.layers.3.self_attn.o_proj")._forward_pre_hooks.clear()
     faults["hook removed"] = message_of(call)

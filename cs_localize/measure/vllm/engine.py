@@ -6,14 +6,15 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_localize.errors import MeasurementError
-from cs_localize.heads import Ablation, ModelShape
+from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.protocol import Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.vllm.options import worker_options
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Item, Outcome
 
@@ -48,7 +49,9 @@ class VLLMEngine:
         self.means: str = spec.means
         self._llm = _load(spec, self._neuron_slots)
         self._measure_means(spec.mean_prompts)
+        self._cached_tokens = 0
         self._canaries = self._calibrate()
+        self._neuron_canary = self._calibrate_neurons()
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> VLLMEngine:
@@ -61,7 +64,9 @@ class VLLMEngine:
             check_ablation(request, self.shape, self.means)
         outcomes: dict[int, Outcome] = {}
         for chunk in _chunks(requests, self._neuron_slots):
-            canaries = [canary for canary, _ in self._canaries]
+            scales_neurons = any(requests[i].ablation.neurons for i in chunk)
+            pairs = (*self._canaries, self._neuron_canary) if scales_neurons else self._canaries
+            canaries = [canary for canary, _ in pairs]
             answers = self._generate([requests[i] for i in chunk] + canaries)
             self._check_canaries(answers[len(chunk) :])
             self.evidence()
@@ -72,7 +77,13 @@ class VLLMEngine:
         """Worker counters and canary values, after checking that every hook did all of its work."""
         counters: dict[str, float] = self._llm.collective_rpc("knockout_evidence")[0]
         baseline, ablated = (expected for _, expected in self._canaries)
-        return {**counters, "canary_baseline": baseline, "canary_ablated": ablated}
+        return {
+            **counters,
+            "cached_prompt_tokens": self._cached_tokens,
+            "canary_baseline": baseline,
+            "canary_ablated": ablated,
+            "canary_neurons": self._neuron_canary[1],
+        }
 
     def close(self) -> None:
         """Shuts vLLM down; the process must end for all memory to return."""
@@ -104,17 +115,41 @@ class VLLMEngine:
             raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
         return (pair[0], baseline), (pair[1], ablated)
 
+    def _calibrate_neurons(self) -> tuple[Request, float]:
+        """The canary of units that scale neurons: all neurons zeroed of the first layer, or of more if that is little.
+
+        One layer's are enough for nearly every model, and a text of all neurons would be megabytes.
+        """
+        (plain, baseline), _ = self._canaries
+        layers, gap = 0, 0.0
+        while layers < self.shape.layers:
+            layers = min(max(1, 2 * layers), self.shape.layers)
+            neurons = (Neuron(layer, n) for layer in range(layers) for n in range(self.shape.ffn))
+            canary = replace(plain, ablation=Ablation.of(neurons=neurons))
+            (outcome,) = self._generate([canary])
+            gap = abs(baseline - outcome.score)
+            if gap > _LEAST_CANARY_GAP:
+                return canary, outcome.score
+        raise MeasurementError(f"zeroing every neuron moves the canary by {gap:.3f} nats: ablations take no effect")
+
     def _check_canaries(self, outcomes: Sequence[Outcome]) -> None:
+        """Checks the canaries of one call: the first two, and that of neurons where it went along."""
         (_, baseline), (_, ablated) = self._canaries
-        tolerance = abs(baseline - ablated) / 4
-        for name, outcome, (_, expected) in zip(("unablated", "ablated"), outcomes, self._canaries, strict=True):
-            if not abs(outcome.score - expected) < tolerance:
+        _, neurons = self._neuron_canary
+        expectations = (
+            ("unablated", baseline, abs(baseline - ablated)),
+            ("ablated", ablated, abs(baseline - ablated)),
+            ("neuron", neurons, abs(baseline - neurons)),
+        )
+        for outcome, (name, expected, gap) in zip(outcomes, expectations, strict=False):
+            if not abs(outcome.score - expected) < gap / 4:
                 raise MeasurementError(
                     f"the {name} canary scored {outcome.score:.3f} nats, {expected:.3f} at start-up: this unit is void"
                 )
 
     def _generate(self, requests: Sequence[Request]) -> list[Outcome]:
         outputs = self._llm.generate([_prompt(r) for r in requests], [_params(r) for r in requests], use_tqdm=False)
+        self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         return [_outcome(request, output) for request, output in zip(requests, outputs, strict=True)]
 
 
@@ -128,7 +163,6 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
     from vllm import LLM
 
     from cs_localize.measure.vllm.gold import ForceGold
-    from cs_localize.measure.vllm.table import SOURCE_HASH
 
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
     resources = spec.resources
@@ -136,7 +170,6 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "model": spec.model_dir,
         "dtype": spec.dtype,
         "trust_remote_code": bool(spec.settings.get("trust_remote_code", False)),
-        "worker_cls": "cs_localize.measure.vllm.worker.KnockoutWorker",
         "logits_processors": [ForceGold],
         "logprobs_mode": "raw_logprobs",
         "enforce_eager": bool(resources.get("eager", True)),
@@ -147,12 +180,9 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "async_scheduling": False,  # the forced token of a step depends on the step before
         "disable_log_stats": True,
         "seed": 0,
-        "additional_config": {
-            "knockout_source": SOURCE_HASH,
-            "knockout_neuron_slots": neuron_slots,
-            "knockout_shape": asdict(shape),
-            "knockout_means": bool(spec.mean_prompts),
-        },
+        **worker_options(
+            shape, neuron_slots + 1, means=bool(spec.mean_prompts), salted=True
+        ),  # a slot more for the canary
     }
     return LLM(**options)
 

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.vllm import table as tables
+from cs_localize.measure.vllm.options import read_options
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker as _Worker
@@ -33,6 +34,12 @@ class _RunnerMixin:
         tables.active().begin_step(ablations, num_scheduled_tokens.astype(np.int64))
         return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
 
+    def execute_model(self, *args: object, **options: object) -> object:
+        output = super().execute_model(*args, **options)  # type: ignore[misc]
+        if self.vllm_config.additional_config["knockout_verified"]:  # type: ignore[attr-defined]
+            tables.active().verify()
+        return output
+
     def _ablation_of(self, req_id: str) -> str:
         params = self.requests[req_id].sampling_params  # type: ignore[attr-defined]
         text = (params.extra_args or {}).get("ablation") if params is not None else None
@@ -50,6 +57,9 @@ class KnockoutWorker(_Worker):
             raise MeasurementError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
         if self.parallel_config.world_size != 1:
             raise MeasurementError("an engine over several GPUs is not supported; give each worker one GPU")
+        if self.vllm_config.speculative_config is not None:
+            raise MeasurementError("speculative decoding is not supported: a draft model is not ablated")
+        self._options = read_options(self.vllm_config.additional_config, bool(self.cache_config.enable_prefix_caching))
         super().init_device()
         runner = self.model_runner
         if not hasattr(runner, "_prepare_inputs") or not hasattr(runner, "input_batch"):
@@ -59,15 +69,14 @@ class KnockoutWorker(_Worker):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Loads the model and hooks its projections, before vLLM profiles and compiles it."""
         super().load_model(load_dummy_weights=load_dummy_weights)
-        config, dtype = self.vllm_config.additional_config, self.model_config.dtype
-        assert isinstance(config, dict)
+        config, dtype = self._options, self.model_config.dtype
         assert isinstance(dtype, torch.dtype)
         shape = ModelShape(**config["knockout_shape"])
         model = self.model_runner.get_model()
         table = tables.InterventionTable(
             shape,
             slots=self.scheduler_config.max_num_seqs + 1,
-            neuron_slots=config["knockout_neuron_slots"],
+            neuron_slots=config["knockout_neuron_slots"] or self.scheduler_config.max_num_seqs,
             max_tokens=self.scheduler_config.max_num_batched_tokens,
             dtype=dtype,
             device=next(model.parameters()).device,

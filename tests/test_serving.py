@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cs_localize.cli import main
+from cs_localize.errors import UsageError
+from cs_localize.heads import ModelShape
+from cs_localize.models import random_model
+from cs_localize.serving import ablation_args, llm_options, serve
+from examples.server import ask, ask_all, serving
+
+ROOT = Path(__file__).parent.parent
+SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=5)
+LONG = "hot -> cold\n" * 20  # a token a letter, so longer than a block of the cache
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What serving sets is for a process that serves."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(random_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def python(*arguments: str) -> list[str]:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.vllm
+@pytest.mark.model
+def test_vllms_own_llm_ablates_every_request_and_a_lost_hook_is_noticed(model: str) -> None:
+    *_, none, zeroed, mixed, again, broken = python("-m", "tests.serving_child", model)
+    assert none.startswith("none")
+    assert none == again
+    assert len({line.split(maxsplit=1)[1] for line in (none, zeroed, mixed)}) == 3
+    assert broken.startswith("the hook on o_proj of layer 1 scaled 0 token rows, expected 3")
+
+
+@pytest.mark.vllm
+@pytest.mark.model
+def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(heads: list[str], salt: str | None = None) -> tuple[list[float], int]:
+        options = {"logprobs": 0, "cache_salt": salt} if salt else {"logprobs": 0}
+        status, said = ask(url, model, LONG, heads, **options)
+        assert status == 200, said
+        usage = said["usage"]["prompt_tokens_details"]
+        return said["choices"][0]["logprobs"]["token_logprobs"], usage["cached_tokens"] if usage else 0
+
+    with serving(model, "--enable-prompt-tokens-details", "--dtype=float32") as url:
+        plain, ablated, plain_again, ablated_again = (answer(heads)[0] for heads in ([], ["L0H1"], [], ["L0H1"]))
+        cached = answer(["L0H1"])[1]
+        fresh, none_cached = answer(["L0H1"], salt="another")
+        refused = ask(url, model, LONG, ["L2H0"])
+        ask_all(url, model)  # the rest of the example
+    assert plain_again == pytest.approx(plain, abs=1e-4)
+    assert ablated_again == pytest.approx(ablated, abs=1e-4)
+    assert fresh == pytest.approx(ablated, abs=1e-4), "a prefix of other requests was taken"
+    assert abs(plain[0] - ablated[0]) > 1e-2
+    assert cached >= 128 > none_cached
+    assert (refused[0], refused[1]["error"]["message"].startswith("L2H0 is out of range")) == (400, True)
+    none, zeroed, _, again, unknown = capsys.readouterr().out.splitlines()
+    assert none == again != zeroed
+    assert unknown.split(maxsplit=2)[:2] == ["L999H0", "400"]
+
+
+def test_heads_that_the_model_lacks_or_means_are_refused_before_anything_is_asked() -> None:
+    assert ablation_args(["L1H2", "L0H0=0.5"], SHAPE) == {"ablation": "L0H0=0.5,L1H2"}
+    with pytest.raises(UsageError, match="L2H0 is out of range"):
+        ablation_args(["L2H0"], SHAPE)
+    with pytest.raises(UsageError, match="measured no means"):
+        ablation_args(["L1H0=mean"], SHAPE)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--worker-cls=vllm.v1.worker.cpu_worker.CPUWorker"],
+        ["--additional-config={}"],
+        ["--grpc"],
+    ],
+)
+def test_a_server_is_not_led_around_the_worker(arguments: list[str], model: str) -> None:
+    with pytest.raises(UsageError, match="would answer without ablations"):
+        serve(model, host="127.0.0.1", port=8000, eager=True, arguments=arguments)
+
+
+def test_the_other_runner_is_refused(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(UsageError, match="V2 model runner is not supported"):
+        llm_options(model)
+
+
+def test_a_port_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "m", "--port", "70000"]) == 2
+    assert "give a number from 1 to 65535" in capsys.readouterr().err
