@@ -22,6 +22,7 @@ from cs_localize.outcomes import Outcome
 _DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SETTINGS = {"device", "attention", "trust_remote_code"}
 _RESOURCES = {"threads", "batch_size"}
+_CHECKED_TOKENS = 4  # any do: the geometry of a layer is the same for all
 
 
 class HFEngine:
@@ -84,6 +85,8 @@ class HFEngine:
             raise MeasurementError(f"{spec.model_dir} holds a model of shape {self.shape}, the spec says {spec.shape}")
         self.model = _load_model(spec)
         self.hooks = AblationHooks(self.model, self.shape)
+        some = self._tensor([list(range(min(_CHECKED_TOKENS, self.model.config.get_text_config().vocab_size)))])
+        self.hooks.check_contributions(partial(self.model, input_ids=some, use_cache=False))
         self._requests = {"score": 0, "generate": 0}
         self.means = spec.means
         if spec.mean_prompts:

@@ -12,6 +12,7 @@ import torch
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
+from cs_localize.measure.geometry import alone, check_contributions, check_counts, single_heads
 
 _PreHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -22,6 +23,7 @@ class _Site:
     """One projection whose input is scaled and shifted: ``o_proj`` for heads, ``down_proj`` for neurons.
 
     Attributes:
+        parent: the module that holds it, of ``o_proj`` the layer's attention.
         scale: ``[rows, 1, width]``, or None for ones.
         shift: ``[rows, 1, width]``, added after scaling, or None for zeros.
         mean: ``[width]``, the mean input of ``o_proj``, once it is measured.
@@ -30,6 +32,7 @@ class _Site:
     name: str
     layer: int
     module: torch.nn.Linear
+    parent: torch.nn.Module
     width: int
     scale: torch.Tensor | None = None
     shift: torch.Tensor | None = None
@@ -57,13 +60,16 @@ class AblationHooks:
             shape: the geometry that ablations refer to.
 
         Raises:
-            MeasurementError: if a layer lacks one of the projections, has it twice, or it has another width.
+            MeasurementError: if a layer lacks one of the projections, has it twice, or it has another width, or if its
+                attention counts other heads.
         """
         self.forwards = 0
         self.calls = 0
         self._shape = shape
         self._heads = _sites(model, "o_proj", shape.layers, shape.heads * shape.head_dim)
         self._neurons = _sites(model, "down_proj", shape.layers, shape.ffn)
+        for site in self._heads:
+            _check_counts(site, shape)
         self._rows: int | None = None
         self._handles = [site.module.register_forward_pre_hook(self._hook(site)) for site in self._all()]
 
@@ -71,6 +77,39 @@ class AblationHooks:
         """Detaches the hooks from the model."""
         for handle in self._handles:
             handle.remove()
+
+    @torch.no_grad()
+    def check_contributions(self, forward: Callable[[], object]) -> None:
+        """Checks that what single heads put through ``o_proj`` adds up to the output of their layer's attention.
+
+        Args:
+            forward: runs the model once, on one row of tokens.
+
+        Raises:
+            MeasurementError: if it does not in some layer.
+        """
+        inputs: dict[str, torch.Tensor] = {}
+        outputs: dict[str, torch.Tensor] = {}
+        handles = [
+            site.module.register_forward_pre_hook(partial(_keep_input, inputs, site.name)) for site in self._heads
+        ]
+        handles += [
+            site.parent.register_forward_hook(partial(_keep_output, outputs, site.name)) for site in self._heads
+        ]
+        try:
+            forward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        for site in self._heads:
+            if site.name not in inputs:
+                raise MeasurementError(f"{site.name} is not called as a module; this model cannot be ablated")
+        ablations, heads = single_heads(self._shape), range(self._shape.heads)
+        expected = [site.module(alone(inputs[site.name][0], self._shape, heads)) for site in self._heads]
+        with self.applied(ablations):
+            parts = [site.module(inputs[site.name].expand(len(ablations), -1, -1)) for site in self._heads]
+        for site, have, want in zip(self._heads, parts, expected, strict=True):
+            check_contributions(site.name.rpartition(".")[0], have, want, outputs[site.name][0])
 
     @contextmanager
     def applied(self, ablations: Sequence[Ablation]) -> Iterator[None]:
@@ -202,6 +241,35 @@ def _add_up(total: torch.Tensor, mask: torch.Tensor, _module: torch.nn.Module, i
     total += inputs[0][mask].double().sum(0)
 
 
+def _keep_input(
+    kept: dict[str, torch.Tensor], name: str, _module: torch.nn.Module, inputs: tuple[torch.Tensor]
+) -> None:
+    kept[name] = inputs[0]
+
+
+def _keep_output(
+    kept: dict[str, torch.Tensor],
+    name: str,
+    _module: torch.nn.Module,
+    _inputs: object,
+    output: torch.Tensor | tuple[torch.Tensor, ...],
+) -> None:
+    kept[name] = output[0] if isinstance(output, tuple) else output
+
+
+def _check_counts(site: _Site, shape: ModelShape) -> None:
+    """Compares the counts of an ``o_proj``'s attention with the shape."""
+    head_dim, group = (getattr(site.parent, name, None) for name in ("head_dim", "num_key_value_groups"))
+    where = site.name.rpartition(".")[0]
+    if not head_dim or not group:
+        raise MeasurementError(
+            f"{where} ({type(site.parent).__name__}) is not recognised: it does not say its head_dim and "
+            "num_key_value_groups"
+        )
+    heads = site.width // head_dim
+    check_counts(where, heads, heads // group, head_dim, shape)
+
+
 def _sites(model: torch.nn.Module, name: str, layers: int, width: int) -> list[_Site]:
     """The projections of one kind in layer order, checked."""
     found: dict[int, _Site] = {}
@@ -215,7 +283,7 @@ def _sites(model: torch.nn.Module, name: str, layers: int, width: int) -> list[_
         in_features = getattr(module, "in_features", None)
         if not isinstance(module, torch.nn.Linear) or in_features != width:
             raise MeasurementError(f"{path} ({type(module).__name__}) takes {in_features} inputs, expected {width}")
-        found[layer] = _Site(path, layer, module, width)
+        found[layer] = _Site(path, layer, module, model.get_submodule(path.rpartition(".")[0]), width)
     if sorted(found) != list(range(layers)):
         missing = sorted(set(range(layers)) - set(found))
         what = f"none in layers {missing}" if missing else f"it has {len(found)} layers instead of {layers}"

@@ -14,6 +14,8 @@ from cs_localize.models.vocabularies import byte_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+_NARROW = {"gemma3_text", "mistral", "qwen3"}
+
 
 def random_model(
     directory: Path,
@@ -34,12 +36,14 @@ def random_model(
 
     Args:
         directory: where to write; made if need be.
-        architecture: a decoder's ``model_type`` in transformers, for example ``llama``, ``qwen2`` or ``qwen3``.
+        architecture: a decoder's ``model_type`` in transformers: ``llama``, ``qwen2``, ``qwen3``, ``mistral``,
+            ``gemma3_text``, ``phi3``, ``olmo2``, ``smollm3`` or another.
         layers: decoder layers.
         heads: query heads a layer.
         kv_heads: key/value heads a layer.
         head_dim: width of a head.
-        hidden: hidden size; by default heads x head_dim, and half of that for ``qwen3``.
+        hidden: hidden size; by default heads x head_dim, and half of that where an architecture's published models
+            have another hidden size than that.
         ffn: width of the FFN hidden vector.
         seed: of the weights.
 
@@ -50,7 +54,7 @@ def random_model(
     from transformers import AutoConfig
 
     shape = ModelShape(layers, heads, kv_heads, head_dim, ffn)
-    hidden = hidden or heads * head_dim // (2 if architecture == "qwen3" else 1)
+    hidden = hidden or heads * head_dim // (2 if architecture in _NARROW else 1)
     # vLLM's Qwen2 derives the width of a head and ignores what the config says.
     if architecture == "qwen2" and hidden != heads * head_dim:
         raise UsageError(f"qwen2 needs hidden = heads x head_dim = {heads * head_dim}, not {hidden}")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, MixtralConfig, PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
@@ -16,9 +18,11 @@ from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
 from tests.measure.conformance import check_engine
-from tests.measure.tiny_models import EOS, NEWLINE, save_tiny_model, tiny_request
+from tests.measure.tiny_models import EOS, KINDS, NEWLINE, save_tiny_model, tiny_request
 
 pytestmark = pytest.mark.model
+
+GEOMETRY = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "intermediate_size": 24}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def scores(engine: HFEngine, requests: list[Request]) -> list[float]:
     return [outcome.score for outcome in engine.measure(requests)]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "olmo2"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_hf_engine_keeps_the_contract_of_engines(kind: str, tmp_path: Path) -> None:
     requests = [tiny_request(seed, prompt=4 + 3 * seed, answer=1 + seed % 3) for seed in range(5)]
     check_engine(with_means(save_tiny_model(tmp_path, kind), requests, batch_size=7), requests)
@@ -271,6 +275,49 @@ def test_model_without_the_expected_geometry_is_refused_with_the_name_of_the_mod
         AblationHooks(engine.model, replace(shape, layers=2))
     with pytest.raises(MeasurementError, match="none in layers"):
         AblationHooks(torch.nn.Sequential(torch.nn.Linear(2, 2)), ModelShape(1, 1, 1, 2, 2))
+
+
+def test_attention_that_counts_its_heads_otherwise_is_refused(llama: Path) -> None:
+    engine = HFEngine(llama)
+    attention = engine.model.get_submodule("model.layers.1.self_attn")
+    for name, value, told in (("head_dim", 6, "8 heads, 4 KV"), ("num_key_value_groups", 1, "4 heads, 4 KV")):
+        kept = getattr(attention, name)
+        setattr(attention, name, value)
+        with pytest.raises(MeasurementError, match=rf"layers\.1\.self_attn has {told} heads .*says 4, 2 and 12"):
+            AblationHooks(engine.model, engine.shape)
+        delattr(attention, name)
+        with pytest.raises(MeasurementError, match=r"layers\.1\.self_attn \(LlamaAttention\) is not recognised"):
+            AblationHooks(engine.model, engine.shape)
+        setattr(attention, name, kept)
+
+
+def test_attention_whose_output_is_not_that_of_its_heads_is_refused_on_load(
+    monkeypatch: pytest.MonkeyPatch, llama: Path
+) -> None:
+    forward = LlamaAttention.forward
+
+    def gated(self: LlamaAttention, *args: object, **options: object) -> tuple[torch.Tensor, object]:
+        output, weights = forward(self, *args, **options)
+        return output * 0.9, weights
+
+    monkeypatch.setattr(LlamaAttention, "forward", gated)
+    with pytest.raises(MeasurementError, match=r"the heads of model\.layers\.0\.self_attn do not add up"):
+        HFEngine(llama)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (GPT2Config(vocab_size=40, n_embd=48, n_layer=3, n_head=4, n_inner=24), "GPT2LMHeadModel"),
+        (GPTNeoXConfig(**GEOMETRY, num_attention_heads=4), "GPTNeoXForCausalLM"),
+        (MixtralConfig(**GEOMETRY, num_attention_heads=4, num_key_value_heads=2, head_dim=12), "MixtralForCausalLM"),
+    ],
+    ids=["gpt2", "gpt_neox", "mixtral"],
+)
+def test_model_without_such_projections_is_refused_by_name(config: PreTrainedConfig, name: str) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(MeasurementError, match=rf"expected one \w+ in each of 3 decoder layers of {name}: none in"):
+        AblationHooks(model, ModelShape(3, 4, 2, 12, 24))
 
 
 def test_ablations_end_with_their_block_even_if_the_forward_pass_fails(engine: HFEngine) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
+from cs_localize.measure.geometry import Share
 from cs_localize.measure.vllm.table import InterventionTable, SlotPool, install
 
 pytestmark = pytest.mark.vllm
@@ -313,3 +316,77 @@ def test_the_ops_scale_through_the_installed_table_and_can_be_traced() -> None:
     assert neurons[:, 0].count_nonzero() == 0
     shapes_only = torch.empty(2, 12, device="meta")
     assert torch.ops.cs_localize.scale_heads(shapes_only, 1) is None
+
+
+def test_a_rank_scales_the_heads_and_neurons_of_its_share_by_their_factors_of_the_whole_model() -> None:
+    shape = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=6)
+    text = "L0H1=mean,L0H2=0.5,L1H3,L0N2,L1N4=2"
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(2, 2, 12, generator=generator), torch.randn(2, 2, 6, generator=generator)
+
+    def scaled(share: Share) -> list[torch.Tensor]:
+        table: Any = InterventionTable(shape, 3, 2, 8, torch.float32, torch.device("cpu"), means=True, share=share)
+        own = slice(share.heads.start * 3, share.heads.stop * 3), slice(share.neurons.start, share.neurons.stop)
+
+        def step() -> list[torch.Tensor]:
+            inputs = [x[:, :, part].clone() for x, part in zip(given, own, strict=True)]
+            for layer in range(shape.layers):
+                table.scale_heads(inputs[0][layer], layer)
+                table.scale_neurons(inputs[1][layer], layer)
+            return inputs
+
+        table.means.start()
+        begin(table, ("", 2))
+        step()
+        table.means.finish()
+        begin(table, (text, 2))
+        done = step()
+        table.verify()
+        return done
+
+    whole = scaled(Share.of(shape))
+    ranks = [scaled(Share.of(shape, rank, 2)) for rank in range(2)]
+    for i, expected in enumerate(whole):
+        torch.testing.assert_close(torch.cat([rank[i] for rank in ranks], -1), expected)
+        assert not torch.allclose(expected, given[i])
+
+
+def test_a_dimension_before_the_tokens_makes_no_difference() -> None:
+    table = new_table()
+    begin(table, ("L0H1,L0N2", 2), ("", 1))
+    plain, before = torch.ones(3, 12), torch.ones(1, 3, 12)
+    neurons, before_neurons = torch.ones(3, 5), torch.ones(1, 3, 5)
+    table.scale_heads(plain, 0)
+    table.scale_heads(before, 0)
+    table.scale_neurons(neurons, 0)
+    table.scale_neurons(before_neurons, 0)
+    assert torch.equal(before[0], plain)
+    assert torch.equal(before_neurons[0], neurons)
+    assert int(table.scaled_heads[0]) == int(table.scaled_neurons[0]) == 4
+
+
+def test_memory_stays_flat_over_five_thousand_different_ablations() -> None:
+    table = new_table(slots=9, neuron_slots=8)
+    factors = iter(range(1, 7001))
+
+    def ask(count: int) -> int:
+        for _ in range(count // 8):
+            begin(table, *((f"L0H1={next(factors) / 7001},L1N3=0.5", 1) for _ in range(8)))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = ask(2000)
+        grown = ask(5000) - before
+    finally:
+        tracemalloc.stop()
+    # A single short string kept for each would be five times as much; the rest is Python's own to and fro.
+    assert grown < 5000 * 10, f"{grown} bytes more after 5,000 ablations that were not seen before"
+
+
+def test_the_table_of_an_8b_model_is_as_large_as_documented() -> None:
+    shape = ModelShape(layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336)
+    table = InterventionTable(shape, 257, 24, 8, torch.bfloat16, torch.device("meta"))
+    assert table.head_factors.nbytes == 32 * 257 * 32 * 2 == 526_336
+    assert table.neuron_factors.nbytes == 32 * 25 * 14336 * 2 == 22_937_600

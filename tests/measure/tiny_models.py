@@ -17,11 +17,15 @@ WORDS = 40
 EOS = 2
 NEWLINE = 1
 
-_CONFIGS = {
+KINDS = {
+    "gemma3_text": transformers.Gemma3TextConfig,
     "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "phi3": transformers.Phi3Config,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "olmo2": transformers.Olmo2Config,
+    "smollm3": transformers.SmolLM3Config,
 }
 
 
@@ -47,7 +51,7 @@ def save_tiny_model(
         "pad_token_id": None,
         "tie_word_embeddings": False,
     }
-    config = _CONFIGS[kind](**(options | overrides))
+    config = KINDS[kind](**(options | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -16,20 +16,21 @@ from cs_localize.heads import Ablation, ModelShape
 
 
 class HeadMeans:
-    """The mean output of every head, and which slots of the table replace which heads by it.
+    """The mean output of every head of a rank's share, and which slots of the table replace which heads by it.
 
     The tensors keep their addresses; only their contents change. On a CPU, where the op always runs as Python, steps
     that neither measure nor replace anything cost nothing; a CUDA graph holds the same work for every step.
     """
 
     def __init__(
-        self, shape: ModelShape, slots: int, max_tokens: int, dtype: torch.dtype, device: torch.device
+        self, shape: ModelShape, heads: range, slots: int, max_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.measured = False
         self._shape = shape
-        self._means = torch.zeros(shape.layers, shape.heads, shape.head_dim, dtype=dtype, device=device)
-        self._flags = torch.zeros(shape.layers, slots, shape.heads, dtype=dtype, device=device)
-        self._sums = torch.zeros(shape.layers, shape.heads * shape.head_dim, dtype=torch.float32, device=device)
+        self._heads = heads
+        self._means = torch.zeros(shape.layers, len(heads), shape.head_dim, dtype=dtype, device=device)
+        self._flags = torch.zeros(shape.layers, slots, len(heads), dtype=dtype, device=device)
+        self._sums = torch.zeros(shape.layers, len(heads) * shape.head_dim, dtype=torch.float32, device=device)
         self._counted = torch.zeros(shape.layers, dtype=torch.int64, device=device)
         self._counts = torch.zeros(max_tokens, dtype=torch.float32, device=device)  # 1 for rows that are measured
         self._expected = 0
@@ -80,7 +81,8 @@ class HeadMeans:
             for head in ablation.mean_heads:
                 flags[head.layer, row, head.head] = 1
         index = torch.tensor(slots, device=self._flags.device)
-        self._flags.index_copy_(1, index, torch.from_numpy(flags).to(self._flags))
+        own = flags[:, :, self._heads.start : self._heads.stop]
+        self._flags.index_copy_(1, index, torch.from_numpy(own).to(self._flags))
         self._replacing[list(slots)] = [bool(ablation.mean_heads) for ablation in ablations]
 
     def add_up(self, x: torch.Tensor, layer: int) -> None:

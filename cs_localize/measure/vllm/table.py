@@ -21,6 +21,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
+from cs_localize.measure.geometry import Share
 from cs_localize.measure.vllm.means import HeadMeans
 
 IntArray = NDArray[np.int64]
@@ -75,6 +76,7 @@ class InterventionTable:
         dtype: of the model.
         device: of the model.
         means: whether heads will be replaced by their means; without, nothing is spent on them.
+        share: the heads and neurons that this rank of a tensor-parallel engine holds; all of them by default.
     """
 
     def __init__(
@@ -86,11 +88,14 @@ class InterventionTable:
         dtype: torch.dtype,
         device: torch.device,
         means: bool = False,
+        share: Share | None = None,
     ) -> None:
         self.shape = shape
-        self.means = HeadMeans(shape, slots, max_tokens, dtype, device) if means else None
-        self.head_factors = torch.ones(shape.layers, slots, shape.heads, dtype=dtype, device=device)
-        self.neuron_factors = torch.ones(shape.layers, neuron_slots + 1, shape.ffn, dtype=dtype, device=device)
+        self.share = share or Share.of(shape)
+        heads, neurons = len(self.share.heads), len(self.share.neurons)
+        self.means = HeadMeans(shape, self.share.heads, slots, max_tokens, dtype, device) if means else None
+        self.head_factors = torch.ones(shape.layers, slots, heads, dtype=dtype, device=device)
+        self.neuron_factors = torch.ones(shape.layers, neuron_slots + 1, neurons, dtype=dtype, device=device)
         self.head_slot = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.neuron_slot = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         # Ablated token rows each hook has scaled, counted on the device: a Python counter would count graph captures.
@@ -143,27 +148,29 @@ class InterventionTable:
                 )
 
     def scale_heads(self, x: torch.Tensor, layer: int) -> None:
-        """Scales the heads of ``x`` ``[T, H*D]``, the input of ``o_proj``, in place."""
-        slots = self.head_slot[: x.shape[0]]
+        """Scales the heads of ``x`` ``[…, T, H*D]``, the input of ``o_proj``, in place."""
+        rows = x.view(-1, x.shape[-1])  # vLLM's Transformers backend puts a dimension before
+        slots = self.head_slot[: rows.shape[0]]
         factors = self.head_factors[layer].index_select(0, slots)
-        heads = x.view(x.shape[0], self.shape.heads, self.shape.head_dim)
+        heads = rows.view(rows.shape[0], len(self.share.heads), self.shape.head_dim)
         if self.means is not None:
-            self.means.add_up(x, layer)
+            self.means.add_up(rows, layer)
         heads.mul_(factors.unsqueeze(-1))
         if self.means is not None:
             self.means.put_in(heads, slots, layer)
         self.scaled_heads[layer].add_(slots.count_nonzero())
 
     def scale_neurons(self, x: torch.Tensor, layer: int) -> None:
-        """Scales the neurons of ``x`` ``[T, F]``, the input of ``down_proj``, in place."""
-        slots = self.neuron_slot[: x.shape[0]]
+        """Scales the neurons of ``x`` ``[…, T, F]``, the input of ``down_proj``, in place."""
+        rows = x.view(-1, x.shape[-1])
+        slots = self.neuron_slot[: rows.shape[0]]
         if x.device.type == "cpu":
             # On a CPU the op always runs as Python, so the rows can be chosen; a CUDA graph needs fixed shapes.
-            rows = slots.nonzero().squeeze(1)
-            if rows.numel():
-                x[rows] *= self.neuron_factors[layer].index_select(0, slots[rows])
+            ablated = slots.nonzero().squeeze(1)
+            if ablated.numel():
+                rows[ablated] *= self.neuron_factors[layer].index_select(0, slots[ablated])
         else:
-            x.mul_(self.neuron_factors[layer].index_select(0, slots))
+            rows.mul_(self.neuron_factors[layer].index_select(0, slots))
         self.scaled_neurons[layer].add_(slots.count_nonzero())
 
     def _split(self, text: str) -> tuple[str, str]:
@@ -195,7 +202,7 @@ class InterventionTable:
                 factors[head.layer, row, head.head] = factor
             for head in ablation.mean_heads:
                 factors[head.layer, row, head.head] = 0.0
-        _copy(self.head_factors, slots, factors)
+        _copy(self.head_factors, slots, factors[:, :, self.share.heads.start : self.share.heads.stop])
         if self.means is not None:
             self.means.write(slots, ablations)
 
@@ -204,7 +211,7 @@ class InterventionTable:
         for row, ablation in enumerate(ablations):
             for neuron, factor in ablation.neurons:
                 factors[neuron.layer, row, neuron.neuron] = factor
-        _copy(self.neuron_factors, slots, factors)
+        _copy(self.neuron_factors, slots, factors[:, :, self.share.neurons.start : self.share.neurons.stop])
 
 
 def _copy(target: torch.Tensor, slots: list[int], content: NDArray[np.float32]) -> None:

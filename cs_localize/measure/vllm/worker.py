@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import ModelShape
+from cs_localize.measure.geometry import Share, alone, check_contributions, check_counts, single_heads
 from cs_localize.measure.vllm import table as tables
 from cs_localize.measure.vllm.options import read_options
 
@@ -55,8 +58,8 @@ class KnockoutWorker(_Worker):
         """Refuses what has not been proven, then lets vLLM build its runner."""
         if self.use_v2_model_runner:
             raise MeasurementError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
-        if self.parallel_config.world_size != 1:
-            raise MeasurementError("an engine over several GPUs is not supported; give each worker one GPU")
+        if self.parallel_config.world_size != self.parallel_config.tensor_parallel_size:
+            raise MeasurementError("an engine may be split by tensor parallelism only; set pipeline_parallel_size to 1")
         if self.vllm_config.speculative_config is not None:
             raise MeasurementError("speculative decoding is not supported: a draft model is not ablated")
         self._options = read_options(self.vllm_config.additional_config, bool(self.cache_config.enable_prefix_caching))
@@ -72,18 +75,27 @@ class KnockoutWorker(_Worker):
         config, dtype = self._options, self.model_config.dtype
         assert isinstance(dtype, torch.dtype)
         shape = ModelShape(**config["knockout_shape"])
+        share = Share.of(shape, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
         model = self.model_runner.get_model()
-        table = tables.InterventionTable(
-            shape,
+        architecture = type(model).__name__
+        projections = hook_projections(model, shape, architecture, share)
+        attention = self.compilation_config.static_forward_context
+        check_attention(attention, shape, architecture, get_tensor_model_parallel_world_size())
+        make = partial(
+            tables.InterventionTable, shape, dtype=dtype, device=next(model.parameters()).device, share=share
+        )
+        check_projections(projections, shape, make)
+        table = make(
             slots=self.scheduler_config.max_num_seqs + 1,
             neuron_slots=config["knockout_neuron_slots"] or self.scheduler_config.max_num_seqs,
             max_tokens=self.scheduler_config.max_num_batched_tokens,
-            dtype=dtype,
-            device=next(model.parameters()).device,
             means=config["knockout_means"],
         )
         tables.install(table)
-        hook_projections(model, shape, type(model).__name__)
+
+    def architecture(self) -> str:
+        """The class of the model."""
+        return type(self.model_runner.get_model()).__name__
 
     def measure_means(self, measuring: bool) -> None:
         """Begins and ends the measuring of head means: every token row in between counts.
@@ -115,14 +127,21 @@ class KnockoutWorker(_Worker):
         }
 
 
-def hook_projections(model: torch.nn.Module, shape: ModelShape, architecture: str) -> None:
+def hook_projections(
+    model: torch.nn.Module, shape: ModelShape, architecture: str, share: Share | None = None
+) -> list[torch.nn.Module]:
     """Puts a pre-hook on every layer's ``o_proj`` and ``down_proj``.
+
+    Returns:
+        Every layer's ``o_proj``.
 
     Raises:
         MeasurementError: unless every layer has exactly one of each, of the width the shape says.
     """
+    share = share or Share.of(shape)
     widths = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.ffn}
-    found: dict[str, set[int]] = {name: set() for name in widths}
+    shares = {"o_proj": len(share.heads) * shape.head_dim, "down_proj": len(share.neurons)}
+    found: dict[str, dict[int, torch.nn.Module]] = {name: {} for name in widths}
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         layer = _LAYER.search(path)
@@ -135,13 +154,86 @@ def hook_projections(model: torch.nn.Module, shape: ModelShape, architecture: st
                 f"{architecture} is not recognised: {path} has input width {width}; expected one {name} of width "
                 f"{widths[name]} in each of {shape.layers} layers"
             )
-        found[name].add(index)
+        held = getattr(module, "input_size_per_partition", width)
+        if held != shares[name]:
+            raise MeasurementError(
+                f"{architecture} is not recognised: a rank holds {held} of the {width} inputs of {path}, expected "
+                f"{shares[name]}"
+            )
+        found[name][index] = module
         module.register_forward_pre_hook(partial(_pre_hook, _HOOKED[name], index))
     for name, layers in found.items():
         if len(layers) != shape.layers:
             raise MeasurementError(
                 f"{architecture} is not recognised: {len(layers)} of {shape.layers} layers have a module named {name}"
             )
+    return [found["o_proj"][layer] for layer in range(shape.layers)]
+
+
+def check_attention(attention: Mapping[str, object], shape: ModelShape, architecture: str, ranks: int = 1) -> None:
+    """Compares the counts of vLLM's own attention layers with the shape.
+
+    Args:
+        attention: vLLM's layers that hold keys and values, by name.
+        shape: the model's geometry.
+        architecture: for the message.
+        ranks: of tensor parallelism; each counts its own heads, and KV heads that are too few are repeated.
+
+    Raises:
+        MeasurementError: unless there is one in every layer, with the counts that the shape says.
+    """
+    layers: set[int] = set()
+    for name, module in attention.items():
+        heads, kv_heads, head_dim = (int(getattr(module, n, 0)) for n in ("num_heads", "num_kv_heads", "head_size"))
+        layer = _LAYER.search(name)
+        if layer is None or int(layer[1]) in layers or not heads * kv_heads * head_dim:
+            raise MeasurementError(f"{architecture} is not recognised: {name} is a {type(module).__name__}")
+        layers.add(int(layer[1]))
+        told = shape.kv_heads if kv_heads == max(1, shape.kv_heads // ranks) else kv_heads * ranks
+        check_counts(f"{architecture}: {name}", heads * ranks, told, head_dim, shape)
+    if layers != set(range(shape.layers)):
+        raise MeasurementError(
+            f"{architecture} is not recognised: {len(layers)} of {shape.layers} layers have an attention of vLLM's"
+        )
+
+
+def check_projections(
+    projections: Sequence[torch.nn.Module], shape: ModelShape, make: Callable[..., tables.InterventionTable]
+) -> None:
+    """Checks the hooks on the model's own weights, with a table that ends with the check.
+
+    Args:
+        projections: every layer's ``o_proj``, hooked.
+        shape: the model's geometry.
+        make: makes a table, given its slots, neuron slots and most tokens.
+
+    Raises:
+        MeasurementError: if the hook does not act, or heads do not act alone and add up in a layer.
+    """
+    ablations = [ablation.encode() for ablation in single_heads(shape)]
+    count = len(ablations)
+    table = make(slots=count + 1, neuron_slots=1, max_tokens=count)
+    tables.install(table)
+    with torch.no_grad():
+        for layer, projection in enumerate(projections):
+            x = _probe(len(table.share.heads) * shape.head_dim, table.head_factors)
+            table.begin_step([""] * count, np.ones(count, dtype=np.int64))
+            expected = _projected(projection, alone(x, shape, table.share.heads).squeeze(1))
+            whole = _projected(projection, x.clone())
+            table.begin_step(ablations, np.ones(count, dtype=np.int64))
+            parts = _projected(projection, x.repeat(count, 1))
+            check_contributions(f"layer {layer}", parts, expected, whole[0])
+
+
+def _probe(width: int, like: torch.Tensor) -> torch.Tensor:
+    """One row in which no entry equals another of its neighbourhood; nothing random, so that all ranks agree."""
+    return torch.arange(1, width + 1, device=like.device).mul(0.7).sin().to(like.dtype).unsqueeze(0)
+
+
+def _projected(projection: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The output of one of vLLM's linear layers, some of which return the bias beside it."""
+    output: torch.Tensor | tuple[torch.Tensor, ...] = projection(x)
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _pre_hook(op: str, layer: int, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
