@@ -22,6 +22,7 @@ JUNIT = """<?xml version="1.0" encoding="utf-8"?>
 # Stands for .venv/bin/python: notes what pip is asked for; the first request fails as FAILURE says.
 FAKE_PYTHON = """#!/usr/bin/env bash
 [ "$1" = -c ] && exit 0
+[ "$2" = compileall ] && echo "$*" >>compiled && exit 1  # as of a file that is not for this Python
 shift 5  # -m pip install -qq --disable-pip-version-check
 echo "$*" >>asked
 [ "$(wc -l <asked)" -gt 1 ] || [ -z "$FAILURE" ] && exit 0
@@ -57,18 +58,25 @@ def test_setup_installs_torch_then_the_lock_then_the_project_none_with_its_depen
     done = setup(tree)
     assert done.returncode == 0, done.stderr
     assert asked(tree) == [
-        "--no-deps torch==2.13.0+cpu",
-        "--no-deps -r .ci/requirements.lock",
-        "--no-deps --no-build-isolation --editable .",
+        "--no-deps --no-compile torch==2.13.0+cpu",
+        "--no-deps --no-compile -r .ci/requirements.lock",
+        "--no-deps --no-compile --no-build-isolation --editable .",
     ]
+
+
+def test_setup_compiles_on_all_cores_and_does_not_mind_files_that_do_not_compile(tree: Path) -> None:
+    done = setup(tree)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tree / "compiled").read_text(encoding="utf-8") == "-m compileall -qq -j 0 .venv/lib\n"
+    assert (tree / ".venv" / ".stamp").exists()
 
 
 def test_setup_turns_to_the_torch_index_only_where_the_configured_ones_have_no_such_version(tree: Path) -> None:
     done = setup(tree, failure="ERROR: No matching distribution found for torch==2.13.0+cpu")
     assert done.returncode == 0, done.stderr
     assert asked(tree)[:2] == [
-        "--no-deps torch==2.13.0+cpu",
-        "--no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu",
+        "--no-deps --no-compile torch==2.13.0+cpu",
+        "--no-deps --no-compile --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu",
     ]
 
 
@@ -76,7 +84,7 @@ def test_setup_that_fails_says_why_and_is_not_taken_for_done(tree: Path) -> None
     done = setup(tree, failure="ERROR: No space left on device")
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
-    assert asked(tree) == ["--no-deps torch==2.13.0+cpu"]
+    assert asked(tree) == ["--no-deps --no-compile torch==2.13.0+cpu"]
     assert not (tree / ".venv" / ".stamp").exists()
 
 
