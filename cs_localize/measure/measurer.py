@@ -16,7 +16,7 @@ from cs_localize.measure.protocol import Mode, Request, check_ablation
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import ItemEncoder, check_length
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.tasks import Capability, get_task
+from cs_localize.tasks import get_task
 from cs_localize.tasks.harness import HarnessTask
 
 
@@ -39,6 +39,14 @@ class Answering(Protocol):
 
     def close(self) -> None:
         """Ends it."""
+        ...
+
+
+class Grader(Protocol):
+    """What the measurer needs of a task; every ``Capability`` is one."""
+
+    def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
+        """The outcome that bears the task's metric; see ``Capability.outcome``."""
         ...
 
 
@@ -112,7 +120,7 @@ class LedgerMeasurer:
         fleet: Callable[[], Answering],
         encoder: ItemEncoder,
         progress: Progress,
-        tasks: Callable[[str], Capability] = get_task,
+        tasks: Callable[[str], Grader] = get_task,
     ) -> None:
         self.counts: dict[str, StageCount] = {}
         self._spec = spec

@@ -17,7 +17,6 @@ from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer, Mode, Request
 from cs_localize.measure.tokens import WordEncoder
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.tasks import Split
 from tests.measure.toy import toy_item, toy_outcome, toy_requests, toy_spec
 
 STUDY = toy_spec()
@@ -216,16 +215,8 @@ def test_a_measurer_that_started_no_fleet_has_none_to_hand_over(tmp_path: Path) 
         assert study.hand_over() is None
 
 
-class ChoiceTask:
-    """A task of choices, right where the last choice scores best."""
-
-    name = description = score = metric = "toy"
-
-    def related(self, other: object) -> bool:
-        return False
-
-    def split(self, seed: int, search: int | None = None, held_out: int | None = None) -> Split:
-        raise NotImplementedError
+class LastChoice:
+    """Grades a choice right where the last one scores best."""
 
     def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
         scores = [part.score for part in parts]
@@ -248,7 +239,7 @@ def test_a_choice_is_one_request_of_several_sequences_and_is_graded_by_its_task(
         lambda: fleet,
         ChoiceEncoder(),
         Progress(None, io.StringIO()),
-        {"toy": ChoiceTask()}.__getitem__,
+        {"toy": LastChoice()}.__getitem__,
     )
     items = [
         Item("toy", str(n), "which?", " a", choices=(("which?", " a"),) * 3, gold=(0,), max_tokens=0) for n in range(2)
