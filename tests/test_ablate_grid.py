@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,7 +20,6 @@ from cs_localize.ablate.grid import ROW_COLUMNS
 from cs_localize.cli import main
 from cs_localize.errors import UsageError
 from cs_localize.folder import StudyResult
-from cs_localize.measure.cluster import RaySession
 from cs_localize.study import run_study
 from tests.studies import planted_config
 
@@ -29,14 +27,7 @@ KINDS = ("together", "single", "cumulative")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all of this file."""
-    with RaySession():
-        yield
-
-
-@pytest.fixture(scope="module")
-def study(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+def study(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     config = planted_config(tasks=["antonyms", "capitals"], design__requests=300, confirm__random_draws=1)
     return run_study(config, tmp_path_factory.mktemp("study"))
 

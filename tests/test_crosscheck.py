@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from cs_localize.config import dump_study, parse_study
 from cs_localize.crosscheck import crosscheck_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.folder import StudyResult
-from cs_localize.measure.cluster import RaySession
 from cs_localize.models import random_model
 from cs_localize.study import run_study
 from tests.studies import planted_config
@@ -20,15 +18,8 @@ from tests.studies import planted_config
 TASKS = ("tiny_copy", "tiny_sort", "tiny_modsum")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_ray() -> Iterator[None]:
-    """One Ray for all studies here."""
-    with RaySession():
-        yield
-
-
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+def searched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     """A finished study of a random model that was not cross-checked."""
     folder = tmp_path_factory.mktemp("searched")
     return run_study(parse_study(study(folder, enabled=False)), folder / "out")

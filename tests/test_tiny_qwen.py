@@ -6,18 +6,21 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cs_localize.config import parse_study
-from cs_localize.findings import read_file
 from cs_localize.folder import StudyResult
+from cs_localize.heads import ModelShape
 from cs_localize.measure.progress import Progress
 from cs_localize.recover import specificity
-from cs_localize.session import open_session
+from cs_localize.session import Bench, engine_spec
 from cs_localize.study import run_study
 from cs_localize.sweep import sweep
 from cs_localize.tasks import get_task
@@ -26,6 +29,7 @@ from tests.studies import command, repeated_keys, wait_for, write_study
 pytestmark = [pytest.mark.model, pytest.mark.vllm, pytest.mark.ray]
 
 TASKS = ("tiny_copy", "tiny_sort", "tiny_modsum")
+MODELS = ("tiny-qwen2", "tiny-qwen3")
 
 
 def study(model: str) -> dict[str, Any]:
@@ -43,25 +47,42 @@ def study(model: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen2", "tiny-qwen3"])
-def localized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return run_study(parse_study(study(request.param)), tmp_path_factory.mktemp(request.param))
+@dataclass(frozen=True)
+class Localized:
+    """A study of a tiny model, and the truth about its heads from the same engine.
+
+    Attributes:
+        result: what the study found.
+        shape: the model's geometry.
+        effects: mean damage of every single head in nats, ``[tasks, n_heads]``.
+    """
+
+    result: StudyResult
+    shape: ModelShape
+    effects: NDArray[np.float64]
 
 
-def test_the_tiny_model_has_the_capabilities(localized: StudyResult) -> None:
-    assert localized.confirm is not None
-    assert all(localized.confirm.baseline[task] >= 0.9 for task in TASKS)
-
-
-def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: StudyResult) -> None:
-    config = parse_study(study(localized.heads.model))
+@pytest.fixture(scope="module", params=MODELS)
+def localized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Localized:
+    config, out = parse_study(study(request.param)), tmp_path_factory.mktemp(request.param)
     tasks = {name: get_task(name) for name in TASKS}
     items = {name: task.split(0, 40, 40).search for name, task in tasks.items()}
-    with open_session(config.model, config.engine, tasks, localized.out / "ledger", Progress(None)) as session:
-        damage = sweep(session.measurer, session.shape, items)
-        shape = session.shape
-    effects = np.stack([damage[task].mean(axis=0) for task in TASKS])
-    found = localized.heads
+    spec, encoder = engine_spec(config.model, config.engine, TASKS)
+    with Bench(out / "ledger") as bench:
+        result = run_study(config, out, session=partial(bench.session, spec, encoder, config.engine))
+        with bench.session(spec, encoder, config.engine, tasks, Progress(None)) as session:
+            damage = sweep(session.measurer, session.shape, items)
+    return Localized(result, spec.shape, np.stack([damage[task].mean(axis=0) for task in TASKS]))
+
+
+def test_the_tiny_model_has_the_capabilities(localized: Localized) -> None:
+    confirm = localized.result.confirm
+    assert confirm is not None
+    assert all(confirm.baseline[task] >= 0.9 for task in TASKS)
+
+
+def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Localized) -> None:
+    shape, effects, found = localized.shape, localized.effects, localized.result.heads
 
     for number, task in enumerate(TASKS):
         by_effect = [head.head for head in sorted(found.tasks[task].ranking, key=lambda head: -head.effect)]
@@ -82,14 +103,11 @@ def test_the_heads_a_sweep_finds_are_found_through_vllm_and_ray(localized: Study
         assert best in specific, f"{TASKS[number]}: the sweep finds {best} most specific, the study {specific}"
 
 
-def test_the_files_of_the_study_can_be_read_again(localized: StudyResult) -> None:
-    assert read_file(Path(localized.out) / "heads.json", type(localized.heads)) == localized.heads
-
-
+@pytest.mark.parametrize("localized", [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.full)], indirect=True)
 def test_a_killed_worker_and_a_killed_driver_change_none_of_the_named_heads(
-    localized: StudyResult, tmp_path: Path
+    localized: Localized, tmp_path: Path
 ) -> None:
-    config = study(localized.heads.model)
+    config = study(localized.result.heads.model)
     arguments = command("run", str(write_study(tmp_path / "study.yaml", config)), "--out", str(tmp_path / "out"))
     ledger, events = tmp_path / "out" / "ledger", tmp_path / "out" / "events.jsonl"
     driver = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -107,7 +125,7 @@ def test_a_killed_worker_and_a_killed_driver_change_none_of_the_named_heads(
     assert len(_told(events, "worker_lost")) == 1
     found = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
     named = {task: finding["named"] for task, finding in found["tasks"].items()}
-    assert named == {task: finding.named for task, finding in localized.heads.tasks.items()}
+    assert named == {task: finding.named for task, finding in localized.result.heads.tasks.items()}
     assert repeated_keys(ledger) == 0
 
 
