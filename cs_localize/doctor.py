@@ -5,29 +5,32 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-
 from cs_localize.config import EngineConfig
 from cs_localize.errors import CsLocalizeError
-from cs_localize.heads import Ablation
+from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.cluster import RaySession
-from cs_localize.measure.proof import agreement, answer_in_process, proof_requests, random_ablations
+from cs_localize.measure.proof import agreement, answer_in_process, proof_requests, random_ablations, stock_answers
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
+from cs_localize.measure.spec import EngineSpec
 from cs_localize.models import home
+from cs_localize.outcomes import Outcome
 from cs_localize.sandbox import unavailable
+from cs_localize.seeds import stream
 from cs_localize.session import engine_spec, fleet_size, package_versions
 from cs_localize.tasks import get_task
 
 _TESTED_VLLM = "0.32."
 _LEAST_FREE_GIB = 2
 _ABLATIONS = 16
+_FREE_TOKENS = 8
+_PREFIX_TOKENS = 128  # four blocks of the engine's cache
 _SAME_TOKEN = 0.95
 _SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the model's own dtype
 _EXACT_DIFFERENCE = 0.01  # nats between two engines in float32
@@ -95,44 +98,135 @@ def _prove(model: str, task: str, say: Callable[[bool, str], None]) -> None:
     say(True, f"model {model}: {shape.layers} layers x {shape.heads} heads, {shape.kv_heads} KV heads")
     items = get_task(task).split(0).search[: 2 * _ABLATIONS]
     scored = [Request(item, *encoder.encode(item), Ablation()) for item in items]
-    ablations = random_ablations(shape, _ABLATIONS, max(1, shape.n_heads // 20), np.random.default_rng(0))
-    ablated = proof_requests(scored, ablations)
+    with RaySession():
+        for passed, text in checks(_gather(spec, scored, encoder.context)):
+            say(passed, text)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the engine answered, and what others answered to the same.
+
+    Attributes:
+        plain: unablated scores and next tokens in one batch.
+        plain_again: the same in other batches: backwards, and among ablated requests.
+        ablated: the same items under ablations of heads and of neurons.
+        ablated_again: the same among unablated requests.
+        counters: what the engine shows about its work on these.
+        exact: in float32 the requests of ``ablated``.
+        prefixed: in float32 requests behind one long prefix, under two ablations and none, one after another.
+        free: in float32 what it generates without an ablation.
+        cached: prompt tokens of ``prefixed`` that came from the prefix cache.
+        oracle: what transformers answers to ``exact`` in float32.
+        oracle_prefixed: what transformers answers to ``prefixed`` in float32.
+        stock: what vLLM without this package's worker generates in the place of ``free``.
+    """
+
+    plain: Sequence[Outcome]
+    plain_again: Sequence[Sequence[Outcome]]
+    ablated: Sequence[Outcome]
+    ablated_again: Sequence[Outcome]
+    counters: Mapping[str, float]
+    exact: Sequence[Outcome]
+    prefixed: Sequence[Outcome]
+    free: Sequence[Outcome]
+    cached: float
+    oracle: Sequence[Outcome]
+    oracle_prefixed: Sequence[Outcome]
+    stock: Sequence[Outcome]
+
+
+def checks(found: Evidence) -> Iterator[tuple[bool, str]]:
+    """Judges the evidence, one line a claim: whether it holds, and what was seen."""
+    counters = found.counters
+    rows, neuron_rows = (counters[f"{kind}ablated_token_rows"] for kind in ("", "neuron_"))
+    yield (
+        rows > 0 and neuron_rows > 0,
+        f"every hook scaled the {rows:.0f} token rows for heads and {neuron_rows:.0f} for neurons it should have, "
+        "and every canary stayed where it was",
+    )
+    most = counters["most_ablations_in_a_step"]
+    yield most > 1, f"{most:.0f} different ablations in one step"
+    noise = max(agreement(found.plain, again).score_difference for again in found.plain_again)
+    yield (
+        noise <= _SCORE_DIFFERENCE,
+        f"noise floor: unablated in {len(found.plain_again) + 1} different batches, {noise:.4f} nats apart",
+    )
+    mixing = agreement(found.ablated, found.ablated_again).score_difference
+    yield (
+        mixing <= _SCORE_DIFFERENCE,
+        f"no contamination in a batch: ablated, alone and among others, {mixing:.4f} nats apart",
+    )
+    effect = agreement(found.ablated, found.plain).score_difference
+    yield effect > 10 * max(noise, 1e-4), f"ablations change the answers: {effect:.3f} nats from unablated"
+    # In float32 nothing but the knockout itself can differ; in bf16 two right engines differ by rounding.
+    same = sum((a.text, a.tokens) == (b.text, b.tokens) for a, b in zip(found.free, found.stock, strict=True))
+    yield (
+        same == len(found.stock),
+        f"the empty ablation changes nothing: {same} of {len(found.stock)} answers are stock vLLM's, token for token",
+    )
+    prefix = agreement(found.prefixed, found.oracle_prefixed).score_difference
+    yield (
+        found.cached > 0 and prefix <= _EXACT_DIFFERENCE,
+        f"no contamination through the cache: two ablations and none behind one prefix, {found.cached:.0f} tokens from "
+        f"the cache, {prefix:.4f} nats from transformers",
+    )
+    oracle = agreement(found.exact, found.oracle)
+    yield (
+        oracle.same_token >= _SAME_TOKEN and oracle.score_difference <= _EXACT_DIFFERENCE,
+        f"agreement with transformers under the same ablations, in float32: {oracle.same_token:.1%} same next token, "
+        f"{oracle.score_difference:.4f} nats apart",
+    )
+
+
+def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) -> Evidence:
+    """Asks the engine in the model's own dtype and in float32, transformers, and vLLM as it is."""
+    ablated = proof_requests(scored, _ablations(spec.shape))
     plain = [replace(request, ablation=Ablation()) for request in ablated]
     mixed = [request for pair in zip(ablated, plain, strict=True) for request in pair]
-    with RaySession():
-        _, threads, gpus = fleet_size(EngineConfig(workers=1))
-        (first, alone, together), evidence = run_on_worker(
-            answer_in_process, spec, [plain, ablated, mixed], cores=threads, gpus=gpus
-        )
-        say(True, f"every hook scaled the {evidence['ablated_token_rows']:.0f} token rows it should have")
-        most = evidence["most_ablations_in_a_step"]
-        say(most > 1, f"{most:.0f} different ablations in one step")
-        noise = agreement(first, together[1::2])
-        say(
-            noise.score_difference <= _SCORE_DIFFERENCE,
-            f"noise floor: unablated, alone and among ablated requests, {noise.score_difference:.4f} nats apart",
-        )
-        mixing = agreement(alone, together[0::2])
-        say(
-            mixing.score_difference <= _SCORE_DIFFERENCE,
-            f"no contamination: ablated, alone and among others, {mixing.score_difference:.4f} nats apart",
-        )
-        effect = agreement(alone, first)
-        say(
-            effect.score_difference > 10 * max(noise.score_difference, 1e-4),
-            f"ablations change the answers: {effect.score_difference:.3f} nats from unablated",
-        )
-        # In float32 nothing but the knockout itself can differ; in bf16 two right engines differ by rounding.
-        exact = replace(spec, dtype="float32")
-        (masked,), _ = run_on_worker(answer_in_process, exact, [ablated], cores=threads, gpus=gpus)
-        reference = replace(exact, name="hf", resources={})
-        (oracle,), _ = run_on_worker(answer_in_process, reference, [ablated], cores=threads)
-    same = agreement(masked, oracle)
-    say(
-        same.same_token >= _SAME_TOKEN and same.score_difference <= _EXACT_DIFFERENCE,
-        f"agreement with transformers under the same ablations, in float32: {same.same_token:.1%} same next token, "
-        f"{same.score_difference:.4f} nats apart",
+    prefixed = _prefixed(scored[0], ablated, context)
+    free = [replace(request, mode="generate", max_tokens=_FREE_TOKENS) for request in scored]
+    exact, (_, threads, gpus) = replace(spec, dtype="float32"), fleet_size(EngineConfig(workers=1))
+    (first, backwards, alone, together), counters = run_on_worker(
+        answer_in_process, spec, [plain, plain[::-1], ablated, mixed], cores=threads, gpus=gpus
     )
+    (masked, unablated, *behind), shown = run_on_worker(
+        answer_in_process, exact, [ablated, free, *prefixed], cores=threads, gpus=gpus
+    )
+    stock = run_on_worker(stock_answers, exact, free, cores=threads, gpus=gpus)
+    reference = replace(exact, name="hf", resources={})
+    (oracle, *oracle_behind), _ = run_on_worker(answer_in_process, reference, [ablated, *prefixed], cores=threads)
+    return Evidence(
+        plain=first,
+        plain_again=[backwards[::-1], together[1::2]],
+        ablated=alone,
+        ablated_again=together[0::2],
+        counters=counters,
+        exact=masked,
+        prefixed=[outcome for (outcome,) in behind],
+        free=unablated,
+        cached=shown["cached_prompt_tokens"],
+        oracle=oracle,
+        oracle_prefixed=[outcome for (outcome,) in oracle_behind],
+        stock=stock,
+    )
+
+
+def _ablations(shape: ModelShape) -> list[Ablation]:
+    """Random heads, and every tenth neuron, four times."""
+    heads = random_ablations(shape, _ABLATIONS - 4, max(1, shape.n_heads // 20), stream(0, "doctor"))
+    neurons = [Neuron(layer, n) for layer in range(shape.layers) for n in range(shape.ffn)]
+    return heads + [Ablation.of(neurons=neurons[first::10]) for first in range(4)]
+
+
+def _prefixed(request: Request, ablated: Sequence[Request], context: int | None) -> list[list[Request]]:
+    """One request a call, each behind the same prefix of some cache blocks: under two ablations, none, and again."""
+    room = min(_PREFIX_TOKENS, context or _PREFIX_TOKENS) - len(request.answer_ids)
+    prompt = (request.prompt_ids * room)[:room]
+    one, other = ablated[0].ablation, ablated[-1].ablation
+    return [
+        [replace(request, prompt_ids=prompt, ablation=ablation)] for ablation in (one, other, Ablation(), one, other)
+    ]
 
 
 def _existing(path: Path) -> Path:

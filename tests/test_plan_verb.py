@@ -86,7 +86,7 @@ def test_a_study_that_cannot_run_cannot_be_planned_for_the_same_reason(
         ({"design__unit": "block", "design__block": 50}, "a block of 50 items"),
         ({"search_items": 4000}, "ask for fewer"),
         (
-            {"engine__planted": {"shape": TINY, "strongest": "1e400"}},
+            {"engine__planted": {"shape": TINY, "strongest": "much"}},
             "the planted engine's 'strongest' must be a number",
         ),
     ],

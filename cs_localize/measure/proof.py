@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -87,3 +89,28 @@ def answer_in_process(
         return [engine.measure(batch) for batch in batches], engine.evidence()
     finally:
         engine.close()
+
+
+def stock_answers(spec: EngineSpec, requests: Sequence[Request]) -> list[Outcome]:
+    """What vLLM generates as anyone runs it, without this package's worker. For ``run_on_worker``."""
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    options: dict[str, Any] = {
+        "model": spec.model_dir,
+        "dtype": spec.dtype,
+        "enforce_eager": True,
+        "gpu_memory_utilization": float(spec.resources.get("gpu_memory_utilization", 0.9)),
+        "disable_log_stats": True,
+    }
+    llm = LLM(**options)
+    outputs = llm.generate(
+        [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests],
+        [SamplingParams(temperature=0, max_tokens=r.max_tokens, stop=list(r.stop)) for r in requests],
+        use_tqdm=False,
+    )
+    completions = [output.outputs[0] for output in outputs]
+    return [
+        Outcome(math.nan, False, completion.text, len(request.prompt_ids) + len(completion.token_ids))
+        for request, completion in zip(requests, completions, strict=True)
+    ]

@@ -38,7 +38,7 @@ class Limits:
     """
 
     cpu_s: int = 3
-    wall_s: float = 10.0
+    wall_s: float = 20.0
     memory_mib: int = 1024
     disk_mib: int = 16
     files: int = 64
@@ -96,7 +96,7 @@ def _completes(program: str, limits: Limits) -> bool:
         finally:
             _end(process)
     if state != b"ready":
-        reason = state.decode(errors="replace") or "its first process ended"
+        reason = state.decode(errors="replace") or "it did not start"
         raise CsLocalizeError(f"model-written code cannot be shut in on this machine: {reason}; see docs/code.md")
     return written == nonce.encode()
 
