@@ -88,7 +88,7 @@ def test_a_closed_engine_and_several_workers_are_refused(engine: Engine) -> None
     engine.close()
     with pytest.raises(UsageError, match=r"^this engine is closed"):
         engine.score(ITEMS)
-    with pytest.raises(UsageError, match="engine.workers 2: outside a study there is one engine"):
+    with pytest.raises(UsageError, match=r"engine\.workers 2: outside a study there is one engine"):
         Engine("", engine=PLANTED.model_copy(update={"workers": 2}))
 
 
