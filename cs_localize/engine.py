@@ -47,7 +47,8 @@ class Engine:
         shape: the model's geometry.
 
     Raises:
-        UsageError: if the model, the engine's packages or its cores are not to be had, or another engine is open.
+        UsageError: if the model, the engine's packages or its cores are not to be had, another engine is open, or the
+            options ask for several workers.
         MeasurementError: if the engine cannot prove that its ablations take effect.
     """
 
@@ -112,13 +113,16 @@ class Engine:
             is False.
 
         Raises:
-            UsageError: as for ``score``, or if ``max_tokens`` is below 1.
+            UsageError: as for ``score``, if ``max_tokens`` is below 1, or if an item says that nothing is generated.
             MeasurementError: as for ``score``.
         """
         if max_tokens is not None:
             if max_tokens < 1:
                 raise UsageError(f"max_tokens {max_tokens}: at least 1 is needed")
             items = [replace(item, max_tokens=max_tokens) for item in items]
+        for item in items:
+            if item.max_tokens == 0:
+                raise UsageError(f"{item.task}/{item.id} says that nothing is generated; give max_tokens, or use score")
         return self._answer(items, ablations, "generate")
 
     def evidence(self) -> dict[str, float]:
@@ -137,6 +141,8 @@ class Engine:
             os.environ.update(self._environment)
 
     def _answer(self, items: Sequence[Item], ablations: Ablations, mode: Mode) -> list[Outcome]:
+        if Engine._open is not self:
+            raise UsageError("this engine is closed; open another")
         for item in items:
             if item.choices:
                 raise UsageError(
@@ -153,6 +159,8 @@ class Engine:
 
 def _config(engine: str | EngineConfig) -> EngineConfig:
     if isinstance(engine, EngineConfig):
+        if engine.workers not in (None, 1):
+            raise UsageError(f"engine.workers {engine.workers}: outside a study there is one engine; leave it out")
         return engine
     if engine not in ("vllm", "hf"):
         raise UsageError(f"there is no engine '{engine}'; there are vllm and hf")

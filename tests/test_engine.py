@@ -76,6 +76,22 @@ def test_multiple_choice_and_no_tokens_are_refused(engine: Engine) -> None:
         engine.generate(ITEMS, max_tokens=0)
 
 
+def test_an_item_of_which_nothing_is_generated_is_not_scored_instead(engine: Engine) -> None:
+    items = [Item("antonyms", "hot", "hot ->", " cold", max_tokens=0)]
+    assert engine.score(items)
+    assert engine.generate(items, max_tokens=2)
+    with pytest.raises(UsageError, match="antonyms/hot says that nothing is generated"):
+        engine.generate(items)
+
+
+def test_a_closed_engine_and_several_workers_are_refused(engine: Engine) -> None:
+    engine.close()
+    with pytest.raises(UsageError, match=r"^this engine is closed"):
+        engine.score(ITEMS)
+    with pytest.raises(UsageError, match=r"engine\.workers 2: outside a study there is one engine"):
+        Engine("", engine=PLANTED.model_copy(update={"workers": 2}))
+
+
 def test_a_second_engine_is_refused_while_one_is_open(engine: Engine) -> None:
     with pytest.raises(UsageError, match="close it before another"):
         Engine("", engine=PLANTED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import errno
 import io
 import json
 import os
@@ -38,6 +39,7 @@ _READ_ONLY, _NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVELY, _PRIVATE = 1, 2, 4, 0x
 _DETACH = 2  # umount2
 _SYSCALL_MOUNT_SETATTR, _AT_CURRENT_FOLDER, _AT_RECURSIVE = 442, -100, 0x8000
 _CAPABILITY_VERSION = 0x20080522
+_SYSCALL_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 
 _DISABLED = {
     builtins: "exit quit help",
@@ -60,6 +62,7 @@ def main() -> None:
         _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != task["parent"]:  # it ended before it could be told
             os._exit(1)
+        _leave_keyring()
         _enter_namespaces()
         _prctl(_SET_DUMPABLE, 0)
         child = os.fork()
@@ -69,6 +72,19 @@ def main() -> None:
     except Exception as error:
         _fail(error)
     _wait_for(child)
+
+
+def _leave_keyring() -> None:
+    """The keys of the user's session come along into every namespace, so an empty keyring takes the place of theirs."""
+    machine = os.uname().machine
+    if machine not in _SYSCALL_KEYCTL:
+        raise OSError(errno.ENOSYS, f"the kernel's keys cannot be kept away on {machine}")
+    numbers = (_SYSCALL_KEYCTL[machine], _JOIN_SESSION_KEYRING)
+    try:
+        _call("syscall", *map(ctypes.c_long, numbers), None, what="keyctl")
+    except OSError as error:
+        if error.errno != errno.ENOSYS:  # a kernel without keys
+            raise
 
 
 def _enter_namespaces() -> None:

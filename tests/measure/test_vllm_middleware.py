@@ -80,6 +80,7 @@ def test_salts_differ_between_ablations_and_between_what_clients_keep_apart() ->
     ("body", "message"),
     [
         (b"{", "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
         (b"[]", "not a JSON object"),
         (b'{"prompt": "x"}', "name the ablation as"),
         (b'{"vllm_xargs": {"ablations": []}}', "name the ablation as"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from cs_localize import sandbox
 from cs_localize.errors import CsLocalizeError
-from cs_localize.sandbox import Limits, passes, run, unavailable
+from cs_localize.sandbox import Limits, inside, passes, run, unavailable
 
 ROOT = Path(sandbox.__file__).parents[2]
 TIGHT = Limits(cpu_s=1, wall_s=1.5)
@@ -222,6 +223,14 @@ def test_there_is_no_network() -> None:
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_keys_of_the_session_are_not_there() -> None:
+    keyctl = inside._SYSCALL_KEYCTL[os.uname().machine]
+    session = ctypes.CDLL(None).syscall(*map(ctypes.c_long, (keyctl, 0, -3, 1)))  # the id of the session's keyring
+    asking = f"import ctypes\nid = ctypes.CDLL(None).syscall(*map(ctypes.c_long, ({keyctl}, 0, -3, 1)))\n"
+    assert session > 0
+    assert passes(f"{asking}assert 0 < id != {session}")
 
 
 def test_the_same_text_has_the_same_verdict() -> None:

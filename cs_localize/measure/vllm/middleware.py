@@ -69,8 +69,8 @@ def ablated_body(body: bytes, shape: ModelShape) -> bytes:
     """
     try:
         fields = json.loads(body)
-    except ValueError:
-        raise UsageError("the request is not JSON") from None
+    except (ValueError, RecursionError):
+        raise UsageError("the request is not JSON, or nested too deeply") from None
     if not isinstance(fields, dict):
         raise UsageError("the request is not a JSON object")
     extra = fields.get("vllm_xargs")
