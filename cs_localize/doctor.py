@@ -30,7 +30,7 @@ _TESTED_VLLM = "0.32."
 _LEAST_FREE_GIB = 2
 _ABLATIONS = 16
 _FREE_TOKENS = 8
-_PREFIX_TOKENS = 128  # four blocks of the engine's cache
+_PREFIX_TOKENS = 128  # four blocks of the engine's cache, of which the answer takes a part
 _SAME_TOKEN = 0.95
 _SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the model's own dtype
 _EXACT_DIFFERENCE = 0.01  # nats between two engines in float32
@@ -58,9 +58,12 @@ def diagnose(model: str, stream: TextIO, task: str = "antonyms") -> bool:
     free = shutil.disk_usage(_existing(home())).free / 2**30
     say(free >= _LEAST_FREE_GIB, f"{free:.1f} GiB free for models at {home()}")
     # No fault of the installation: few studies have tasks that execute code.
+    reason = unavailable()
     say(
         True,
-        unavailable() or "model-written code can be shut in: no network, no files of yours, limited time and memory",
+        f"tasks that execute model-written code are refused here: {reason}"
+        if reason
+        else "model-written code can be shut in: no network, no files of yours, limited time and memory",
     )
     try:
         _prove(model, task, say)
@@ -187,10 +190,10 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
     prefixed = _prefixed(scored[0], ablated, context)
     free = [replace(request, mode="generate", max_tokens=_FREE_TOKENS) for request in scored]
     exact, (_, threads, gpus) = replace(spec, dtype="float32"), fleet_size(EngineConfig(workers=1))
-    (first, backwards, alone, together), counters = run_on_worker(
+    (first, backwards, alone, together), (*_, counters) = run_on_worker(
         answer_in_process, spec, [plain, plain[::-1], ablated, mixed], cores=threads, gpus=gpus
     )
-    (masked, unablated, *behind), shown = run_on_worker(
+    (masked, unablated, *behind), (_, before, *_, after) = run_on_worker(
         answer_in_process, exact, [ablated, free, *prefixed], cores=threads, gpus=gpus
     )
     stock = run_on_worker(stock_answers, exact, free, cores=threads, gpus=gpus)
@@ -205,7 +208,7 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
         exact=masked,
         prefixed=[outcome for (outcome,) in behind],
         free=unablated,
-        cached=shown["cached_prompt_tokens"],
+        cached=after["cached_prompt_tokens"] - before["cached_prompt_tokens"],
         oracle=oracle,
         oracle_prefixed=[outcome for (outcome,) in oracle_behind],
         stock=stock,

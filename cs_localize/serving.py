@@ -22,6 +22,14 @@ from cs_localize.session import engine_spec
 from cs_localize.spelling import read_ablation
 
 _MIDDLEWARE = "cs_localize.measure.vllm.middleware.AblationMiddleware"
+_UNSUPPORTED = {
+    "speculative_config": None,
+    "kv_transfer_config": None,
+    "kv_offloading_size": None,
+    "enable_dbo": False,
+    "pipeline_parallel_size": 1,
+}
+"""Options of ``vllm serve`` that a worker refuses to start with, and the value of each that it starts with."""
 
 
 def llm_options(model: str) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
 
 
 def _check_untouched(options: argparse.Namespace, worker: Mapping[str, Any]) -> None:
-    """Refuses arguments that lead around the worker or the middleware."""
+    """Refuses arguments that lead around the worker or the middleware, and those that no worker starts with."""
     if (
         options.worker_cls != worker["worker_cls"]
         or options.additional_config != worker["additional_config"]
@@ -120,6 +128,9 @@ def _check_untouched(options: argparse.Namespace, worker: Mapping[str, Any]) -> 
             "the server would answer without ablations; leave --worker-cls, --additional-config, --grpc and "
             "VLLM_USE_RUST_FRONTEND as they are"
         )
+    for name, value in _UNSUPPORTED.items():
+        if getattr(options, name) != value:
+            raise UsageError(f"--{name.replace('_', '-')} is not supported under ablations; leave it out")
 
 
 def _prepare(model: str) -> EngineSpec:

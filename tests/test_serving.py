@@ -101,6 +101,23 @@ def test_a_server_is_not_led_around_the_worker(arguments: list[str], model: str)
         serve(model, host="127.0.0.1", port=8000, eager=True, arguments=arguments)
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "argument",
+    [
+        '--speculative-config={"method": "ngram", "num_speculative_tokens": 2}',
+        '--kv-transfer-config={"kv_connector": "ExampleConnector", "kv_role": "kv_both"}',
+        "--kv-offloading-size=1",
+        "--enable-dbo",
+        "--pipeline-parallel-size=2",
+    ],
+)
+def test_what_no_worker_starts_with_is_refused_before_any_starts(argument: str, model: str) -> None:
+    name = argument.partition("=")[0]
+    with pytest.raises(UsageError, match=f"^{name} is not supported under ablations"):
+        serve(model, host="127.0.0.1", port=8000, eager=True, arguments=[argument])
+
+
 def test_the_other_runner_is_refused(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(UsageError, match="V2 model runner is not supported"):

@@ -96,6 +96,7 @@ def check_contributions(where: str, parts: torch.Tensor, expected: torch.Tensor,
     """Checks that single heads act where they should, and add up to the output of the layer's attention.
 
     A projection with a bias adds it to every part, so the part without any head, which is the bias, is taken off each.
+    A part may be off by rounding of its own size, not of the layer's: a quiet head must act alone too.
 
     Args:
         where: the layer, for the message.
@@ -110,13 +111,13 @@ def check_contributions(where: str, parts: torch.Tensor, expected: torch.Tensor,
 
     bias = parts[-1].double()
     own = parts[:-1].double() - bias
-    size = max(float(own.norm() + whole.double().norm()), torch.finfo(torch.float32).tiny)
-    tolerance = max(_LEAST_TOLERANCE, _ROUNDINGS * torch.finfo(whole.dtype).eps) * size
-    for head, (part, other) in enumerate(zip(parts, expected, strict=True)):
-        if not float((part.double() - other.double()).norm()) <= tolerance:
+    rounding = max(_LEAST_TOLERANCE, _ROUNDINGS * torch.finfo(whole.dtype).eps)
+    for head, (part, other) in enumerate(zip(parts.double(), expected.double(), strict=True)):
+        if not float((part - other).norm()) <= rounding * float(part.norm() + other.norm()):
             what = f"head {head} of {where} does" if head < len(own) else f"all heads of {where} together do"
             raise MeasurementError(f"{what} not act on its own entries alone; the model cannot be ablated by head")
-    if not float((own.sum(0) + bias - whole.double()).norm()) <= tolerance:
+    size = float(own.norm() + whole.double().norm())
+    if not float((own.sum(0) + bias - whole.double()).norm()) <= rounding * size:
         raise MeasurementError(
             f"the heads of {where} do not add up to its attention's output; the model cannot be ablated by head"
         )

@@ -82,11 +82,16 @@ def agreement(first: Sequence[Outcome], second: Sequence[Outcome]) -> Agreement:
 
 def answer_in_process(
     spec: EngineSpec, batches: Sequence[Sequence[Request]]
-) -> tuple[list[list[Outcome]], dict[str, float]]:
-    """Loads an engine, answers some batches one after the other, and returns its evidence. For ``run_on_worker``."""
+) -> tuple[list[list[Outcome]], list[dict[str, float]]]:
+    """Loads an engine and answers some batches one after the other. For ``run_on_worker``.
+
+    Returns:
+        The outcomes of every batch, and the engine's evidence after each.
+    """
     engine = load_engine(spec)
     try:
-        return [engine.measure(batch) for batch in batches], engine.evidence()
+        found = [(engine.measure(batch), engine.evidence()) for batch in batches]
+        return [outcomes for outcomes, _ in found], [evidence for _, evidence in found]
     finally:
         engine.close()
 

@@ -70,6 +70,16 @@ def test_swapped_heads_add_up_and_are_refused_all_the_same(dtype: torch.dtype) -
         check_contributions("layer 0", parts[[0, 2, 1, 3, 4]], parts, whole)
 
 
+def test_a_quiet_head_that_is_swapped_is_refused_beside_loud_ones() -> None:
+    parts, whole = outputs(torch.bfloat16)
+    bias = parts[-1:].clone()
+    parts = torch.cat([parts[:2], (parts[2:4] - bias) / 256, bias - bias])
+    whole = parts.sum(0)
+    check_contributions("layer 0", parts, parts, whole)
+    with pytest.raises(MeasurementError, match="head 2 of layer 0 does not act on its own entries alone"):
+        check_contributions("layer 0", parts[[0, 1, 3, 2, 4]], parts, whole)
+
+
 def test_a_bias_that_is_not_the_same_without_any_head_is_refused() -> None:
     parts, whole = outputs()
     with pytest.raises(MeasurementError, match="all heads of layer 0 together do not act"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.geometry import Share
 from cs_localize.measure.vllm.table import InterventionTable
-from cs_localize.measure.vllm.worker import check_attention, check_projections, hook_projections
+from cs_localize.measure.vllm.worker import (
+    KnockoutWorker,
+    check_attention,
+    check_projections,
+    hook_projections,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -45,6 +51,30 @@ def decoder(layers: int = 2, heads_in: str = "o_proj", ffn_in: str = "down_proj"
 
 def hooks_of(model: torch.nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if module._forward_pre_hooks]
+
+
+@pytest.mark.parametrize(
+    ("part", "option", "value", "message"),
+    [
+        ("worker", "use_v2_model_runner", True, "V2 model runner"),
+        ("parallel", "world_size", 4, "pipeline_parallel_size"),
+        ("parallel", "use_ubatching", True, "split in two"),
+        ("config", "speculative_config", {}, "speculative decoding"),
+        ("config", "kv_transfer_config", {}, "keys and values from elsewhere"),
+        ("cache", "enable_prefix_caching", True, "share a prefix cache"),
+    ],
+)
+def test_a_worker_refuses_what_would_lead_around_its_table(part: str, option: str, value: object, message: str) -> None:
+    told = {"knockout_shape": {}, "knockout_salted": False}
+    parallel = SimpleNamespace(world_size=2, tensor_parallel_size=2, use_ubatching=False)
+    config = SimpleNamespace(speculative_config=None, kv_transfer_config=None, additional_config=told)
+    cache = SimpleNamespace(enable_prefix_caching=False)
+    worker = SimpleNamespace(
+        use_v2_model_runner=False, parallel_config=parallel, vllm_config=config, cache_config=cache
+    )
+    setattr({"worker": worker, "parallel": parallel, "config": config, "cache": cache}[part], option, value)
+    with pytest.raises(MeasurementError, match=message):
+        KnockoutWorker.init_device(cast(Any, worker))
 
 
 def test_every_projection_of_every_layer_gets_one_hook() -> None:

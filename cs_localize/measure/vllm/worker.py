@@ -62,6 +62,10 @@ class KnockoutWorker(_Worker):
             raise MeasurementError("an engine may be split by tensor parallelism only; set pipeline_parallel_size to 1")
         if self.vllm_config.speculative_config is not None:
             raise MeasurementError("speculative decoding is not supported: a draft model is not ablated")
+        if self.vllm_config.kv_transfer_config is not None:
+            raise MeasurementError("keys and values from elsewhere are not supported: they may be another ablation's")
+        if self.parallel_config.use_ubatching:
+            raise MeasurementError("batches that are split in two are not supported; leave --enable-dbo out")
         self._options = read_options(self.vllm_config.additional_config, bool(self.cache_config.enable_prefix_caching))
         super().init_device()
         runner = self.model_runner
