@@ -1,6 +1,7 @@
 """What scoring a reference answer saves over generating: requests a second, and the heads that either reference finds.
 
-    python benchmarks/reference.py [--model DIR_OR_NAME] [--rounds N] [--requests N] [--search N]
+    python benchmarks/reference.py [--model DIR_OR_NAME] [--engine vllm|hf] [--rounds N] [--requests N]
+                                   [--search N]
 
 Two tasks of lm-evaluation-harness whose answers are generated are made of the built-in word lists. The search items are
 asked under random masks, a fresh one for every request, in three ways that take turns: scored on the task's own answer

@@ -272,6 +272,12 @@ class ConfirmConfig(_Section):
     interaction_items: int = Field(24, ge=6, description="Held-out items of the task that pairs are measured on.")
     bootstrap: int = Field(2000, ge=100, le=1_000_000, description="Resamples behind the intervals of drops.")
 
+    @model_validator(mode="after")
+    def _samples_need_answers(self) -> ConfirmConfig:
+        if self.log_samples and not self.enabled:
+            raise ValueError("log_samples writes the confirmation's answers, and enabled is false; give one of the two")
+        return self
+
 
 class CrosscheckConfig(_Section):
     """Heads against the FFN neurons that CNL finds."""

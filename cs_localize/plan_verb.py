@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _WARM, _SCORED, _GENERATED = 8, 64, 32
 """Requests of the probe; the first ones load the engine and do not count."""
-_SCORING = ("pilot", "search", "testing", "interactions")
+_SCORING = ("pilot", "search", "round 2", "round 3", "testing", "interactions")
 _GENERATING = ("naming", "confirm", "noise", "crosscheck")
 """Stages of a study by what is asked, without the one that loads the engine."""
 

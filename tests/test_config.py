@@ -58,6 +58,11 @@ def test_the_first_of_several_problems_is_named_and_the_others_counted() -> None
     assert message == "unknown option 'one' (and 2 more)"
 
 
+def test_answers_to_log_need_the_confirmation_that_asks_for_them() -> None:
+    message = refusal({**MINIMAL, "confirm": {"log_samples": True, "enabled": False}, "crosscheck": {"enabled": False}})
+    assert message.startswith("'confirm': log_samples writes the confirmation's answers")
+
+
 def test_a_missing_model_is_named() -> None:
     assert refusal({"tasks": ["antonyms"]}) == "'model' is required"
 

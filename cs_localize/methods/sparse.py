@@ -74,11 +74,8 @@ class Sparse:
         """Measures the designs of all tasks, fits them and ranks by specificity; see ``Method``."""
         check_items(items)
         counter = CountingMeasurer(measurer)
-        rounds = self._rounds()
-        if rounds:
-            rounds.check(items)
-        pilots = self._pilots(shape, items)
-        _check_masks(self.designs(shape, items))  # before anything is measured
+        self.check_design(shape, items)  # before anything is measured
+        rounds, pilots = self._rounds(), self._pilots(shape, items)
         baseline = measure_baseline(counter, items)
         fragile: tuple[int, ...] = ()
         if pilots:
@@ -93,6 +90,13 @@ class Sparse:
         coverage = self.coverage(shape, designs)
         fit = SparseFit(designs, table, spent, fragile, self._rates(shape, fragile), solver, coverage, narrowed)
         return localized(ranking, effects, counter, fit)
+
+    def check_design(self, shape: ModelShape, items: Items) -> None:
+        """Raises UsageError if the numbers make no design for these items, or leave a round nothing."""
+        rounds = self._rounds()
+        if rounds:
+            rounds.check(items)
+        _check_masks(self.designs(shape, items))
 
     @property
     def _masks(self) -> int:

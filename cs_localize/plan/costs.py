@@ -93,11 +93,12 @@ def _masked_search(planned: Planned) -> list[Stage]:
 
 
 def _rounds(planned: Planned, requests: int) -> Stage:
-    """Single heads on a few items drawn at random; the longest item bounds the tokens."""
+    """Single heads on a few items drawn at random; the longest bounds the tokens, that of most choices the rest."""
     tasks = {}
     for task, items in planned.search.items():
         longest = max(_tokens(planned, "score", [item], 1) for item in items)
-        tasks[task] = Cost(masked=requests, unablated=0, tokens=round(requests * longest))
+        parts = max(_parts(planned, "score", [item]) for item in items)
+        tasks[task] = Cost(masked=requests * parts, unablated=0, tokens=round(requests * longest))
     return _stage("rounds", tasks, at_most=True)
 
 

@@ -127,10 +127,9 @@ def _fewest_trials(confidence: float) -> int:
 
 def _suggestion(planned: Planned, worlds: Sequence[PlantedWorld], confidence: float, rate: Rate | None) -> Suggestion:
     design = planned.config.design
-    pilot = design.pilot_requests(planned.shape.layers)
     tried: list[int] = []
     for requests in (round(share * design.requests) for share in _LADDER):
-        if requests <= pilot:
+        if not worlds[0].has_design(design.unit, requests):
             continue
         tried.append(requests)
         found = expected(worlds, design.unit, requests, confidence)
@@ -168,7 +167,8 @@ def _units(planned: Planned, worlds: Sequence[PlantedWorld], shares_prefixes: bo
     costs = {}
     for unit, each in computed.items():
         requests = pilot + round(budget / each)
-        costs[unit] = UnitCost(computed=each, expected=expected(worlds, unit, requests) if worlds else None)
+        simulated = worlds and worlds[0].has_design(unit, requests)
+        costs[unit] = UnitCost(computed=each, expected=expected(worlds, unit, requests) if simulated else None)
     recommended, reason = _recommended(costs["request"].expected, costs["block"].expected, saved)
     return Units(
         block=block,
@@ -183,7 +183,7 @@ def _units(planned: Planned, worlds: Sequence[PlantedWorld], shares_prefixes: bo
 
 def _recommended(fresh: Expected | None, blocks: Expected | None, saved: float) -> tuple[Unit, str]:
     if fresh is None or blocks is None:
-        return "request", "nothing could be simulated, and a mask for every request assumes least"
+        return "request", "not both could be simulated, and a mask for every request assumes least"
     if not saved:
         return "request", "blocks share no whole block of the cache, so they save no tokens and test fewer masks"
     if (blocks.hit + blocks.recall) > (fresh.hit + fresh.recall):

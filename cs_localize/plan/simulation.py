@@ -85,12 +85,25 @@ class PlantedWorld:
             UsageError: if the numbers make no design.
             SolverError: if the solver reaches no solution.
         """
-        planned, config = self._planned, self._planned.config
-        block = min(config.design.block, *(len(items) for items in planned.search.values()))
+        planned = self._planned
+        found = self._method(unit, requests).localize(self._measurer, planned.shape, planned.search, planned.relatives)
+        return [self._mark(task, heads) for task, heads in found.ranking.items()]
+
+    def has_design(self, unit: Unit, requests: int) -> bool:
+        """Whether so many masked requests a task make a design."""
+        try:
+            self._method(unit, requests).check_design(self._planned.shape, self._planned.search)
+        except UsageError:
+            return False
+        return True
+
+    def _method(self, unit: Unit, requests: int) -> Sparse:
+        config = self._planned.config
+        block = min(config.design.block, *(len(items) for items in self._planned.search.values()))
         design = config.design.model_copy(update={"unit": unit, "requests": requests, "block": block})
         method = make_method(config.model_copy(update={"design": design, "seed": self._seed}))
-        found = method.localize(self._measurer, planned.shape, planned.search, planned.relatives)
-        return [self._mark(task, heads) for task, heads in found.ranking.items()]
+        assert isinstance(method, Sparse)  # a plan is of no other
+        return method
 
     def _mark(self, task: str, ranking: Sequence[Head]) -> Mark:
         """Where masks knock out whole KV groups, it is groups that can be found."""

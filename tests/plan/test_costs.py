@@ -91,7 +91,7 @@ def test_hours_are_the_amount_at_the_rate_of_its_kind(unit: str, amount: int) ->
 
 
 def test_a_multiple_choice_question_is_a_request_for_every_choice_and_scored_but_once() -> None:
-    study = planned()
+    study = planned(design__rounds=2)
     choices = (((1, 2, 3), (4,)), ((1, 2, 3), (5, 6)))
 
     def request(item: Item, mode: Mode) -> Request:
@@ -99,7 +99,7 @@ def test_a_multiple_choice_question_is_a_request_for_every_choice_and_scored_but
 
     search = {task: [replace(item, max_tokens=0) for item in items] for task, items in study.search.items()}
     plain, found = costs(study), costs(replace(study, request=request, search=search))
-    for name in ("baseline", "search", "naming"):
+    for name in ("baseline", "search", "rounds", "naming"):
         assert found[name] == tuple(2 * count for count in plain[name])
     stages = {stage.name: stage.total for stage in stage_costs(replace(study, request=request, search=search))}
     assert stages["search"].tokens == 9 * plain["search"][0]

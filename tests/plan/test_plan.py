@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cs_localize.errors import UsageError
@@ -51,6 +53,17 @@ def test_where_no_budget_is_enough_the_plan_says_so_and_suggests_none() -> None:
     assert (plan.suggestion.expected, plan.suggestion.total) == (None, None)
     assert plan.suggestion.ladder[-1] == 4 * 300
     assert "no budget of 75, 150, 225, 300, 450, 600, 900, 1,200 requests a task showed it" in _text(plan)
+
+
+def test_budgets_that_make_no_design_are_not_tried(tmp_path: Path) -> None:
+    rounds = plan_study(planned(**EASY_STUDY, design__rounds=2, design__requests=100), confidence=0.99, repeats=1)
+    assert rounds.suggestion is not None
+    assert rounds.suggestion.ladder[0] == 50, "the pilot takes 24 and the masks would get 20 of 25"
+    np.save(tmp_path / "masks.npy", np.random.default_rng(0).random((10, 96)) < 0.1)
+    own = {"masks": str(tmp_path / "masks.npy"), "requests": 300}
+    masks = plan_study(planned(**EASY_STUDY, design=own), confidence=0.99, repeats=1)
+    assert masks.suggestion is not None
+    assert masks.suggestion.ladder[-1] == 300, "10 masks and 40 items make 400 different requests"
 
 
 def test_blocks_save_the_whole_cache_blocks_that_all_prompts_start_with() -> None:
