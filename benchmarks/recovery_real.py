@@ -193,7 +193,7 @@ def print_held_out(
 ) -> None:
     """Damage of the first heads of every method on held-out items, beside that of the sweep's."""
     sweep_requests = truth.shape.n_heads * SEARCH_ITEMS
-    compared = {(sweep_requests, "sweep"): [truth.ranking]}
+    compared: dict[tuple[int, str], Sequence[Ranking]] = {(sweep_requests, "sweep"): [truth.ranking]}
     compared |= {key: found for key, found in rankings.items() if key[1] in ("masks alone", "3 rounds", "thin sweep")}
     damage = held_out_damage(measurer, truth, compared, items)
     best = damage[sweep_requests, "sweep"]
@@ -219,12 +219,12 @@ def held_out_damage(
 ) -> dict[tuple[int, str], tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """By requests and method, ``[tasks, items]`` damage to the task and ``[tasks]`` mean damage to its controls."""
     bare = {t: np.array([o.score for o in found]) for t, found in measure_baseline(measurer, items).items()}
-    asked: dict[tuple[str, Ablation, str], int] = {}
+    asked: dict[tuple[str, Ablation, str], None] = {}
     for found in compared.values():
         for ranking in found:
             for task in truth.tasks:
                 ablation = Ablation.of(ranking[task][:FIRST])
-                asked |= dict.fromkeys((task, ablation, other) for other in [task, *_controls(truth, task)])
+                asked.update(dict.fromkeys((task, ablation, other) for other in [task, *_controls(truth, task)]))
     lengths = {key: HELD_OUT_ITEMS if key[0] == key[2] else CONTROL_ITEMS for key in asked}
     requests = [measurer.request(item, a) for (t, a, o), n in lengths.items() for item in items[o][:n]]
     scores = iter(measurer.measure(requests, "held-out"))
