@@ -1,11 +1,9 @@
-"""The study file: everything a user can choose, validated before anything is spent."""
+"""The sections of a study file: what a user can choose of each part."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -13,30 +11,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from cs_localize.errors import UsageError
-from cs_localize.options import dump_options, read_options
-
 _LARGEST = 2**63 - 1
 """Of every whole number: what an array can hold."""
 
-_OPTIONS = "give options, as 'name: value' lines"
-_EXPECTED = {
-    "dict_type": _OPTIONS,
-    "model_type": _OPTIONS,
-    "tuple_type": "give a list, in brackets with commas between",
-    "string_type": "give text, a number in quotes",
-    "too_short": "give at least one",
-}
-"""What to write, by the kind of pydantic's complaint, where it speaks of Python's types."""
 
-
-class _Section(BaseModel):
+class Section(BaseModel):
     """Unknown keys are errors: a misspelt option must not be ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -71,7 +55,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 _Options = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """Which engine answers the requests, and how many of them."""
 
     name: Literal["vllm", "hf", "planted"] = Field("vllm", description="The engine.")
@@ -106,14 +90,14 @@ class EngineConfig(_Section):
     planted: _Options = Field(default_factory=dict, description="Options of the planted engine.")
 
 
-class PilotConfig(_Section):
+class PilotConfig(Section):
     """A small look at every layer, to spare the fragile ones."""
 
     requests_a_layer: int = Field(2, ge=0, description="Requests a layer and task; 0 turns the pilot off.")
     heads_a_mask: int = Field(3, ge=1, description="Heads of the layer knocked out together.")
 
 
-class MethodConfig(_Section):
+class MethodConfig(Section):
     """How the heads are localized; a bare name stands for the method with its defaults."""
 
     name: Literal["sparse", "sweep", "thin_sweep", "greedy", "thompson", "attribution", "random"] = Field(
@@ -127,7 +111,7 @@ class MethodConfig(_Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-class DesignConfig(_Section):
+class DesignConfig(Section):
     """Which heads go off together in which request."""
 
     kind: Literal["balanced", "bernoulli"] = Field("balanced", description="How masks are drawn.")
@@ -205,7 +189,7 @@ class DesignConfig(_Section):
         return 0 if self.masks is not None else layers * self.pilot.requests_a_layer
 
 
-class SolverConfig(_Section):
+class SolverConfig(Section):
     """From outcomes to effects."""
 
     name: Literal["lasso", "cvxpy", "omp", "saturating", "ridge", "marginal"] = Field(
@@ -214,7 +198,7 @@ class SolverConfig(_Section):
     options: _Options = Field(default_factory=dict, description="Its parameters; see the solver's docstring.")
 
 
-class SingleHeadConfig(_Section):
+class SingleHeadConfig(Section):
     """Tests of the candidates, each knocked out alone."""
 
     items: int = Field(12, ge=2, description="Search items of the task that each is tested on.")
@@ -225,7 +209,7 @@ class SingleHeadConfig(_Section):
     )
 
 
-class SelectConfig(_Section):
+class SelectConfig(Section):
     """Which heads to name, on search items alone."""
 
     by: Literal["tests", "knockoffs", "naming"] = Field(
@@ -257,7 +241,7 @@ class SelectConfig(_Section):
         return self
 
 
-class ConfirmConfig(_Section):
+class ConfirmConfig(Section):
     """Held-out confirmation with the tasks' own metrics."""
 
     enabled: bool = Field(True, description="Run the confirmation.")
@@ -279,7 +263,7 @@ class ConfirmConfig(_Section):
         return self
 
 
-class CrosscheckConfig(_Section):
+class CrosscheckConfig(Section):
     """Heads against the FFN neurons that CNL finds."""
 
     enabled: bool = Field(True, description="Run the cross-check.")
@@ -298,7 +282,7 @@ class CrosscheckConfig(_Section):
     )
 
 
-class LmEvalConfig(_Section):
+class LmEvalConfig(Section):
     """How tasks of lm-evaluation-harness are asked and graded."""
 
     include_path: str | None = Field(None, description="Folder of your own YAML tasks, as lm-eval's --include_path.")
@@ -338,7 +322,7 @@ class LmEvalConfig(_Section):
         return self.model_copy(update={"allow_code_execution": bool(code_execution)})
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Where a task of the user's own comes from."""
 
     file: str = Field(
@@ -350,143 +334,3 @@ class DataConfig(_Section):
     template: str = Field("{text}", description="How a prompt is put, with {text} in its place; the answer follows.")
     shots: int = Field(0, ge=0, description="First questions of the file, shown solved before each and not asked.")
     relatives: tuple[str, ...] = Field((), description="Tasks so close to it that they must not act as its control.")
-
-
-_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class StudyConfig(_Section):
-    """One study: a model, its capabilities, and how they are localized."""
-
-    model: str = Field(min_length=1, description="A directory, a hub id or a built-in model name.")
-    tasks: tuple[str, ...] = Field(min_length=1, description="Capabilities to localize; each controls the others.")
-    controls: tuple[str, ...] = Field((), description="Tasks that are only measured, at confirmation.")
-    data: dict[str, DataConfig] = Field(
-        default_factory=dict, description="Tasks of your own by name: a file, or 'file' and options."
-    )
-    search_items: int | None = Field(None, ge=1, description="Search items a task. Default: half of its items.")
-    held_out_items: int | None = Field(None, ge=1, description="Held-out items a task. Default: the other half.")
-    seed: int = Field(0, ge=0, description="Seed of splits, masks and resamples.")
-    ledger: str | None = Field(
-        None,
-        pattern=r"^[^\x00]*$",
-        description="Folder of measured outcomes shared by studies. Default: the study's own.",
-    )
-    lm_eval: LmEvalConfig = LmEvalConfig()
-    engine: EngineConfig = EngineConfig()
-    method: MethodConfig = MethodConfig()
-    design: DesignConfig = DesignConfig()
-    solver: SolverConfig = SolverConfig()
-    select: SelectConfig = SelectConfig()
-    confirm: ConfirmConfig = ConfirmConfig()
-    crosscheck: CrosscheckConfig = CrosscheckConfig()
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _files_by_name(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        for name in value:
-            if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} does not do as a name; take letters, digits, '.', '_' and '-'")
-        return {name: {"file": given} if isinstance(given, str) else given for name, given in value.items()}
-
-    @field_validator("tasks", "controls")
-    @classmethod
-    def _no_duplicates(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"{', '.join(repeated)} is listed twice")
-        return names
-
-    @model_validator(mode="after")
-    def _tasks_and_controls_apart(self) -> StudyConfig:
-        both = sorted(set(self.tasks) & set(self.controls))
-        if both:
-            raise ValueError(
-                f"{', '.join(both)} is both in tasks and in controls; a task of the study is a control already"
-            )
-        if self.select.by == "knockoffs" and self.method.name != "sparse":
-            raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
-        drawn = (self.design.kind, self.design.unit, self.design.knock_out, self.design.masks)
-        if self.select.by == "knockoffs" and drawn != ("bernoulli", "request", "head", None):
-            raise ValueError(
-                "knockoffs need masks of heads drawn independently for every request; set design.kind to bernoulli, "
-                "design.unit to request and design.knock_out to head, or select.by to tests"
-            )
-        if self.crosscheck.enabled and not (self.confirm.enabled and self.confirm.random_draws):
-            raise ValueError("the cross-check needs the confirmation with random draws; set crosscheck.enabled: false")
-        if self.design.rounds > 1 and (self.design.knock_out != "head" or self.design.masks is not None):
-            raise ValueError(
-                "rounds after the masks knock out single heads and need masks drawn over them; set design.rounds to 1, "
-                "or leave out design.knock_out and design.masks"
-            )
-        unknown = sorted(set(self.crosscheck.tasks or ()) - set(self.tasks))
-        if unknown:
-            raise ValueError(f"crosscheck.tasks names {', '.join(unknown)}, which is not in tasks")
-        if len(set(self.crosscheck.tasks or ())) < len(self.crosscheck.tasks or ()):
-            raise ValueError("crosscheck.tasks names a task twice")
-        return self
-
-    def allowing(self, code_execution: bool | None) -> StudyConfig:
-        """The study with the word of whoever gives the command on whether what a model writes may be executed."""
-        return self.model_copy(update={"lm_eval": self.lm_eval.allowing(code_execution)})
-
-    def located(self, folder: Path) -> StudyConfig:
-        """The study with the files of its own tasks and masks as absolute paths; relative ones are in the folder."""
-        at = {
-            name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
-            for name, data in self.data.items()
-        }
-        design = self.design
-        if design.masks is not None:
-            design = design.model_copy(update={"masks": os.path.abspath(folder / design.masks)})
-        return self.model_copy(update={"data": at, "design": design})
-
-
-def parse_study(data: object, source: str = "study") -> StudyConfig:
-    """Validates a study.
-
-    Args:
-        data: what the YAML holds.
-        source: what to call it in messages.
-
-    Raises:
-        UsageError: one line naming the first thing that is wrong.
-    """
-    if not isinstance(data, dict):
-        raise UsageError(f"{source}: expected 'key: value' lines such as 'model: smollm2-135m-instruct'")
-    try:
-        return StudyConfig.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(f"{source}: {first_problem(error)}") from None
-
-
-def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
-    """Reads a study file and applies ``a.b=c`` overrides, whose values are read as YAML.
-
-    Raises:
-        UsageError: if the file is missing, is not YAML or does not describe a study.
-    """
-    return parse_study(read_options(path, overrides), str(path)).located(path.parent)
-
-
-def dump_study(study: StudyConfig) -> str:
-    """The study as YAML, every default written out."""
-    return dump_options(study.model_dump(mode="json"))
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with some options, in one line."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return f"unknown option '{where}'{more}"
-    if first["type"] == "missing":
-        return f"'{where}' is required{more}"
-    if first["loc"][-1:] == ("[key]",):
-        section = ".".join(str(part) for part in first["loc"][:-2])
-        return f"'{section}': write the name {first['input']!r} in quotes{more}"
-    message = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, "))
-    return f"'{where}': {message}{more}" if where else f"{message}{more}"
