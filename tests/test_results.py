@@ -78,12 +78,15 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     for name, write in KINDS.items():
         write(folder, name)
-    results = lm_eval.simple_evaluate(
-        model=Model(),
-        tasks=list(KINDS),
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        bootstrap_iters=100,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # lm-eval would resample in forked processes, which hang now and then where other threads hold locks.
+        patch.setenv("DISABLE_MULTIPROC", "1")
+        results = lm_eval.simple_evaluate(
+            model=Model(),
+            tasks=list(KINDS),
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+            bootstrap_iters=100,
+        )
     samples = results.pop("samples")
     tracker = EvaluationTracker(output_path=str(folder / "theirs"))
     tracker.general_config_tracker.model_name_sanitized = "model"
