@@ -9,8 +9,9 @@ The truth is a sweep of every head over 48 search items of each task. A seed dra
 items of a thin sweep; the sparse methods see one design of 1,200 masks a task, cut to what their budget leaves for
 masks. All rank by specificity against the strongest control. `first`: the truth's first head comes first. `tied`: that
 head does, or one that the truth cannot tell from it: on resamples of the items it is ahead with a chance above 5%.
-`of five`: how many of the first five are among the truth's. `sweep of n items` is the sweep cut to n random items of
-the same 48: what the truth says of itself, and so a ceiling and no competitor.
+`of five`: how many of the first five are among the truth's. `same items`: the first head of a sweep of the very items
+that the seed saw comes first, which leaves out what the choice of items does. `sweep of n items` is the sweep cut to n
+random items of the same 48: what the truth says of itself, and so a ceiling and no competitor.
 
 With `--held-out` the first five heads of each method are zeroed together on 40 held-out items of their task and on 8 of
 each control, and so are those of the sweep. `own`: score the task loses, in nats an item; `specific`: less what its
@@ -28,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +45,7 @@ from cs_localize.recover import specificity
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session
 from cs_localize.sweep import sweep
-from cs_localize.tasks import Split, get_task
+from cs_localize.tasks import get_task
 
 SEEDS = (100, 101, *range(10))
 BUDGETS = (300, 600, 1200)
@@ -51,6 +53,22 @@ SEARCH_ITEMS, HELD_OUT_ITEMS, SEEN_ITEMS, CONTROL_ITEMS = 48, 40, 32, 8
 FIRST, FLOOR = 5, 6.0
 Ranking = Mapping[str, Sequence[Head]]
 Items = Mapping[str, Sequence[Item]]
+
+
+class Found(NamedTuple):
+    """What a method found.
+
+    Attributes:
+        ranking: heads by task, first the most specific.
+        seen: the same by the sweep of the items that the method was given.
+    """
+
+    ranking: Ranking
+    seen: Ranking
+
+    def same(self) -> float:
+        """Share of tasks with the same first head in both."""
+        return float(np.mean([heads[0] == self.seen[task][0] for task, heads in self.ranking.items()]))
 
 
 class Truth:
@@ -123,15 +141,17 @@ def main() -> int:
     with open_session(config.model, config.engine, tasks, options.ledger, Progress(None)) as session:
         truth = Truth(session, {task: split.search for task, split in splits.items()}, relatives)
         print_truth(truth)
-        rankings: dict[tuple[int, str], list[Ranking]] = defaultdict(list)
+        rankings: dict[tuple[int, str], list[Found]] = defaultdict(list)
         for seed in options.seeds:
-            seen = drawn(splits, SEEN_ITEMS, seed)
+            rows = drawn(truth.tasks, SEEN_ITEMS, seed)
+            seen = {task: [splits[task].search[i] for i in rows[task]] for task in rows}
             for requests, method, ranking in found_by(session, seen, relatives, seed, config.design):
-                rankings[requests, method].append(ranking)
+                rankings[requests, method].append(Found(ranking, truth.ranked(rows)))
         if options.greedy:
-            seen = drawn(splits, options.greedy, 0)
+            rows = drawn(truth.tasks, options.greedy, 0)
+            seen = {task: [splits[task].search[i] for i in rows[task]] for task in rows}
             greedy = Greedy(FIRST, FLOOR).localize(session.measurer, session.shape, seen, relatives)
-            rankings[max(greedy.requests.values()), "greedy"].append(greedy.ranking)
+            rankings[max(greedy.requests.values()), "greedy"].append(Found(greedy.ranking, truth.ranked(rows)))
         print_marks(truth, rankings, len(options.seeds))
         if options.held_out:
             held_out = {task: split.held_out for task, split in splits.items()}
@@ -144,12 +164,9 @@ def main() -> int:
     return 0
 
 
-def drawn(splits: Mapping[str, Split], count: int, seed: int) -> dict[str, list[Item]]:
-    """Some of the search items of every task."""
-    return {
-        task: [split.search[i] for i in np.sort(stream(seed, "items", task).choice(SEARCH_ITEMS, count, replace=False))]
-        for task, split in splits.items()
-    }
+def drawn(tasks: Sequence[str], count: int, seed: int) -> dict[str, NDArray[np.int64]]:
+    """Some of the search items of every task, by their numbers."""
+    return {task: np.sort(stream(seed, "items", task).choice(SEARCH_ITEMS, count, replace=False)) for task in tasks}
 
 
 def found_by(
@@ -188,12 +205,13 @@ def print_truth(truth: Truth) -> None:
         print(f"  {task:<12} {first:<36} halves of the items share {halves[task]} of {FIRST}")
 
 
-def print_marks(truth: Truth, rankings: Mapping[tuple[int, str], Sequence[Ranking]], seeds: int) -> None:
-    """First, tied and of five for every method."""
-    print(f"\n{seeds} seeds\n requests  method               first  tied  of five")
+def print_marks(truth: Truth, rankings: Mapping[tuple[int, str], Sequence[Found]], seeds: int) -> None:
+    """First, tied, of five and same items for every method."""
+    print(f"\n{seeds} seeds\n requests  method               first  tied  of five  same items")
     for (requests, method), found in sorted(rankings.items()):
-        first, tied, five = np.mean([truth.marks(ranking) for ranking in found], axis=0)
-        print(f"{requests:>9,}  {method:<20} {first:.2f}   {tied:.2f}  {five:.1f}")
+        first, tied, five = np.mean([truth.marks(each.ranking) for each in found], axis=0)
+        same = np.mean([each.same() for each in found])
+        print(f"{requests:>9,}  {method:<20} {first:.2f}   {tied:.2f}  {five:.1f}      {same:.2f}")
     rng = stream(0, "ceiling")
     for count in (8, 24, 32):
         first, tied, five = np.mean([truth.marks(truth.sampled(count, rng)) for _ in range(50)], axis=0)
@@ -202,14 +220,12 @@ def print_marks(truth: Truth, rankings: Mapping[tuple[int, str], Sequence[Rankin
 
 
 def print_held_out(
-    measurer: LedgerMeasurer, truth: Truth, rankings: Mapping[tuple[int, str], Sequence[Ranking]], items: Items
+    measurer: LedgerMeasurer, truth: Truth, rankings: Mapping[tuple[int, str], Sequence[Found]], items: Items
 ) -> None:
     """Damage of the first heads of every method on held-out items, beside that of the sweep's."""
     sweep_requests = truth.shape.n_heads * SEARCH_ITEMS
     compared: dict[tuple[int, str], Sequence[Ranking]] = {(sweep_requests, "sweep"): [truth.ranking]}
-    compared |= {
-        key: found for key, found in rankings.items() if key[1] in ("masks alone", "3 rounds", "thin sweep", "greedy")
-    }
+    compared |= {key: [each.ranking for each in found] for key, found in rankings.items() if key[1] != "2 rounds"}
     damage = held_out_damage(measurer, truth, compared, items)
     best = damage[sweep_requests, "sweep"]
     rng = stream(0, "held-out")
