@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
 from cs_localize.ablate.items import held_out, mean_items
-from cs_localize.asking import load_tasks
+from cs_localize.asking import fitting, load_tasks
 from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import write_text
@@ -33,6 +33,8 @@ def ablate(
     data: Mapping[str, DataConfig] | None = None,
 ) -> list[AblationEffect]:
     """Generates answers with and without an ablation and grades them with each task's own metric.
+
+    Items that do not fit the model are left out, with a warning.
 
     Args:
         model: a directory, a hub id or a built-in model name.
@@ -62,6 +64,7 @@ def ablate(
     with open_session(model, engine, known, ledger, progress, measured_on) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
+        items = fitting(items, session.measurer)
         requests = [
             session.measurer.request(item, change, "generate")
             for asked in items.values()
