@@ -339,8 +339,8 @@ class DataConfig(Section):
     file: str = Field(
         min_length=1,
         pattern=r"^[^\x00]*$",
-        description="JSON Lines with 'prompt' and 'answer', or a Python file with a function marked @questions; "
-        "relative to the study file.",
+        description="JSON Lines with 'prompt', 'answer' and, for multiple choice, 'choices', or a Python file with a "
+        "function marked @questions; relative to the study file.",
     )
     template: str = Field("{text}", description="How a prompt is put, with {text} in its place; the answer follows.")
     shots: int = Field(0, ge=0, description="First questions of the file, shown solved before each and not asked.")

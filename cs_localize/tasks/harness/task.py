@@ -14,10 +14,10 @@ from cs_localize.tasks.harness.code import CodeLeaf
 from cs_localize.tasks.harness.leaf import Chat, Leaf, Unaskable
 from cs_localize.tasks.harness.library import load_leaves
 from cs_localize.tasks.split import Split, split_questions
-from cs_localize.tasks.task import REFERENCE_SCORE, Capability, Record
+from cs_localize.tasks.task import CHOICE_SCORE, REFERENCE_SCORE, Capability, Record
 
 _SCORES = {
-    "multiple_choice": "log-probability margin of the right choice",
+    "multiple_choice": CHOICE_SCORE,
     "loglikelihood": REFERENCE_SCORE,
     "generate_until": REFERENCE_SCORE,
 }
