@@ -16,7 +16,7 @@ from cs_localize.findings import Interval
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.outcomes import Item
-from cs_localize.results import log_answers
+from cs_localize.results import check_logging, log_answers, make_samples_folder
 from cs_localize.seeds import stream
 from cs_localize.session import open_session
 from cs_localize.tasks import Capability, Task
@@ -79,6 +79,9 @@ def baselines(
         raise UsageError(f"--seed {seed}: at least 0 is needed")
     engine = engine or EngineConfig()
     known = load_tasks(tasks, lm_eval or LmEvalConfig(), model, engine, data)
+    if samples is not None:
+        check_logging(known)
+        make_samples_folder(samples)
     every = {name: _items(task, seed) for name, task in known.items()}
     drawn = {name: _drawn(name, asked, limit, seed) for name, asked in every.items()}
     with open_session(model, engine, known, ledger, Progress(None)) as session:
