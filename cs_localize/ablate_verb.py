@@ -45,7 +45,9 @@ def add_ablate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     ablate.add_argument(
         "--ledger", type=Path, help="folder of measured outcomes (default: in the cache folder or --out)"
     )
-    ablate.add_argument("--log-samples", type=Path, metavar="FILE", help="write every answer, one JSON object a line")
+    ablate.add_argument(
+        "--log-samples", type=Path, metavar="DIR", help="write results and every answer into a folder, as lm-eval does"
+    )
     ablate.add_argument("--json", action="store_true", help="print JSON instead of a table")
     grid = ablate.add_argument_group("grids of ablations", "head sets x scales x tasks, written to a folder")
     grid.add_argument("--out", type=Path, help="the folder: ablation.parquet and summary.csv")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig, StudyConfig
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
+from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer
 from cs_localize.measure.tokens import Encoder, ItemError
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability, find_tasks
-from cs_localize.tasks.harness import HarnessTask, known_names
+from cs_localize.tasks.harness import HarnessTask, check_folder, known_names
 
+_LOG = logging.getLogger("cs_localize")
 _WRONG = "answered wrongly by the unmodified model, so that it has no answer of its own"
 
 
@@ -35,9 +38,7 @@ class Asked:
     @property
     def warnings(self) -> list[str]:
         """How many questions of each task are not asked, and why."""
-        return [
-            f"{task}: {len(reasons)} items left out: {_counted(reasons)}" for task, reasons in self.left_out.items()
-        ]
+        return [_told(task, reasons) for task, reasons in self.left_out.items()]
 
 
 def load_tasks(
@@ -59,6 +60,7 @@ def load_tasks(
     Raises:
         UsageError: if there is no such task, it cannot be asked, or the model has no chat template where one is wanted.
     """
+    check_folder(options.include_path)
     chat = None
     if options.chat_template:
         if engine.name == "planted":
@@ -118,6 +120,46 @@ def ask_items(config: StudyConfig, tasks: Mapping[str, Capability], measurer: Me
                 reason = next(iter(left_out[name].values()))
                 raise UsageError(f"task '{name}': every item of a side is left out: {reason}")
     return Asked(search, held_out, {name: reasons for name, reasons in left_out.items() if reasons})
+
+
+def fitting(
+    items: Mapping[str, Sequence[Item]], measurer: Measurer, progress: Progress | None = None
+) -> dict[str, tuple[Item, ...]]:
+    """The items of some tasks without those that a study would leave out because they do not fit the model.
+
+    Args:
+        items: the items by task.
+        measurer: knows what fits.
+        progress: records what is left out.
+
+    Raises:
+        UsageError: if nothing is left of a task.
+    """
+    kept: dict[str, tuple[Item, ...]] = {}
+    for name, asked in items.items():
+        reasons: dict[str, str] = {}
+        kept[name] = _fitting(asked, measurer, reasons)
+        if asked and not kept[name]:
+            raise UsageError(f"task '{name}': every item is left out: {next(iter(reasons.values()))}")
+        warn_left_out(name, reasons)
+        if reasons and progress is not None:
+            progress.event("left_out", task=name, items=reasons)
+    return kept
+
+
+def warn_left_out(task: str, reasons: Mapping[str, str]) -> None:
+    """Warns of items of a task that are not asked, if there are any.
+
+    Args:
+        task: the task's name.
+        reasons: why each is left out, by the item's id.
+    """
+    if reasons:
+        _LOG.warning("%s", _told(task, reasons))
+
+
+def _told(task: str, reasons: Mapping[str, str]) -> str:
+    return f"{task}: {len(reasons)} items left out: {_counted(reasons)}"
 
 
 def _counted(reasons: Mapping[str, str]) -> str:

@@ -59,7 +59,8 @@ def make_folder(out: Path) -> None:
 def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec, data: dict[str, str]) -> None:
     """Takes away the results of another study or engine that the folder may hold; its ledger stays useful.
 
-    Otherwise a study that is interrupted would leave new heads beside the confirmation of the old ones.
+    Otherwise a study that is interrupted would leave new heads beside the confirmation of the old ones. Whether answers
+    are logged makes no other study: results stay, and answers that are not to be logged any more go.
 
     Args:
         config: the study.
@@ -73,12 +74,23 @@ def clear_folder(config: StudyConfig, out: Path, spec: EngineSpec, data: dict[st
     text = dump_study(config)
     path = out / "study.yaml"
     try:
-        if not path.exists() or path.read_bytes() != text.encode() or not _heads_are_of(out / "heads.json", spec, data):
-            for stale in (*(out / name for name in _RESULTS), *out.glob(_SAMPLES)):
-                stale.unlink(missing_ok=True)
+        recorded = path.read_bytes() if path.exists() else b""
+        same = recorded in {text.encode(), dump_study(_logging(config, not config.confirm.log_samples)).encode()}
+        kept = same and _heads_are_of(out / "heads.json", spec, data)
+        stale = [] if kept else [out / name for name in _RESULTS]
+        if not kept or not config.confirm.log_samples:
+            stale += out.glob(_SAMPLES)
+        for file in stale:
+            file.unlink(missing_ok=True)
+        if not kept or recorded != text.encode():
             write_text(path, text)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+
+
+def _logging(config: StudyConfig, log_samples: bool) -> StudyConfig:
+    confirm = config.confirm.model_copy(update={"log_samples": log_samples})
+    return config.model_copy(update={"confirm": confirm})
 
 
 def _heads_are_of(path: Path, spec: EngineSpec, data: dict[str, str]) -> bool:

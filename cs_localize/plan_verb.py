@@ -59,8 +59,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from cs_localize.study import check_study
 
     config = load_study(arguments.study, tuple(arguments.set))
-    # Only a measured rate takes answers that are graded.
-    config = config.allowing(arguments.allow_code_execution or not arguments.measure)
+    config = config.allowing(arguments.allow_code_execution)
+    if not arguments.measure:  # only a measured rate takes answers that are graded
+        config = config.model_copy(update={"lm_eval": config.lm_eval.ungraded()})
     out = arguments.out or Path("runs") / arguments.study.stem
     given = None if arguments.rate is None else _given_rate(arguments.rate)
     tasks = check_study(config)

@@ -5,9 +5,11 @@ Field names and file names are those of lm-eval 0.4, whose own tools read them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +24,43 @@ from cs_localize.heads import Ablation, Head
 from cs_localize.measure.protocol import Measurer
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks import Capability, Record
+from cs_localize.tasks.harness import HarnessTask
 
 Answered = Mapping[str, Sequence[tuple[Item, Outcome]]]
+
+
+def check_logging(tasks: Mapping[str, Capability]) -> None:
+    """Refuses tasks whose samples would get into each other's file.
+
+    Args:
+        tasks: the tasks by name.
+
+    Raises:
+        UsageError: if two have questions of one task, as a group and a task of that group do.
+    """
+    owners: dict[str, str] = {}
+    for name, task in tasks.items():
+        for member in task.members if isinstance(task, HarnessTask) else (name,):
+            other = owners.setdefault(member, name)
+            if other != name:
+                raise UsageError(
+                    f"tasks '{other}' and '{name}' both have questions of '{member}', whose samples go into one file; "
+                    "ask one of the two, or log no samples"
+                )
+
+
+def make_samples_folder(folder: Path) -> None:
+    """Makes a folder for samples unless it is there, before anything is measured.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
 
 
 def log_answers(
@@ -126,8 +163,8 @@ def write_answers(
         "model_name": model,
         "model_name_sanitized": re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model),
     }
+    make_samples_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for old in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")):
             old.unlink()
         write_text(folder / f"results_{date}.json", _json(results, indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +22,7 @@ from cs_localize.measure.ledger import Ledger
 from cs_localize.measure.measurer import Answering, LedgerMeasurer
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.spec import EngineSpec
-from cs_localize.measure.tokens import Encoder, ItemEncoder, WordEncoder
+from cs_localize.measure.tokens import Encoder, ItemEncoder, ItemError, TokenIds, WordEncoder
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability
@@ -58,13 +58,21 @@ def engine_spec(
         model: a directory, a hub id or a built-in model name.
         engine: which engine.
         tasks: tasks that will be asked.
-        mean_items: items on whose prompts the engine measures the means of heads; none where no head is replaced.
+        mean_items: items on whose prompts the engine measures the means of heads, where they fit it; none where no
+            head is replaced.
 
     Raises:
-        UsageError: if the model is not to be had, the engine's packages are missing, or an item does not fit it.
+        UsageError: if the model is not to be had, or the engine's packages are missing.
     """
     spec, encoder = _engine_spec(model, engine, tasks)
-    return replace(spec, mean_prompts=tuple(encoder.encode(item)[0] for item in mean_items)), encoder
+    return replace(spec, mean_prompts=tuple(_prompts(mean_items, encoder))), encoder
+
+
+def _prompts(items: Sequence[Item], encoder: ItemEncoder) -> Iterator[TokenIds]:
+    """The prompts of the items that fit the model."""
+    for item in items:
+        with suppress(ItemError):
+            yield encoder.encode(item)[0]
 
 
 def _engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple[EngineSpec, ItemEncoder]:

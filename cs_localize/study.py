@@ -40,7 +40,7 @@ from cs_localize.methods import head_slopes_from_spec, make_method
 from cs_localize.neurons import locate_neurons_from_spec
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.report import write_report
-from cs_localize.results import log_confirmation
+from cs_localize.results import check_logging, log_confirmation
 from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
@@ -292,6 +292,8 @@ def check_study(config: StudyConfig) -> dict[str, Capability]:
     names = (*config.tasks, *config.controls)
     tasks = load_tasks(names, config.lm_eval, config.model, config.engine, config.data)
     check_options(config.lm_eval, tasks)
+    if config.confirm.log_samples:
+        check_logging(tasks)
     make_method(config)
     data_hashes(config, tasks)
     if config.engine.name == "planted" and config.crosscheck.enabled:

@@ -16,6 +16,7 @@ def add_tasks(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     measuring = tasks.add_argument_group("with --baseline")
     measuring.add_argument("--model", help="a directory, a hub id or a built-in model (default: smollm2-135m-instruct)")
     measuring.add_argument("--tasks", help="task names with commas between (default: those of natural language)")
+    measuring.add_argument("--include-path", metavar="DIR", help="your own YAML tasks of lm-eval")
     add_data(measuring)
     add_allow_code_execution(measuring)
     measuring.add_argument("--limit", type=int, help="most items a task, drawn with the seed (default: all)")
@@ -31,7 +32,8 @@ def add_tasks(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _tasks(arguments: argparse.Namespace) -> int:
     if arguments.baseline:
         return _baselines(arguments)
-    for name in ("model", "tasks", "data", "limit", "seed", "engine", "ledger", "log_samples", "allow_code_execution"):
+    where = ("model", "tasks", "include_path", "data", "ledger", "log_samples")
+    for name in (*where, "limit", "seed", "engine", "allow_code_execution"):
         if getattr(arguments, name) is not None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} goes with --baseline; add that, or leave it out to list the tasks")
@@ -60,7 +62,7 @@ def _baselines(arguments: argparse.Namespace) -> int:
         ledger=arguments.ledger or home() / "ledger",
         data=own_data(arguments.data),
         samples=arguments.log_samples,
-        lm_eval=LmEvalConfig().allowing(arguments.allow_code_execution),
+        lm_eval=LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution),
     )
     print("\n".join(baselines_table(found)))
     return 0

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,17 +13,21 @@ from cs_localize.ablate import (
     AblationGridResult,
     ablate,
     ablation_grid,
+    baselines,
     held_out,
     mean_items,
     of_study,
 )
 from cs_localize.ablate.effects import SUMMARY_COLUMNS
 from cs_localize.ablate.grid import ROW_COLUMNS
+from cs_localize.asking import load_tasks
 from cs_localize.cli import main
+from cs_localize.config import LmEvalConfig
 from cs_localize.errors import UsageError
 from cs_localize.folder import StudyResult
 from cs_localize.study import run_study
 from tests.studies import planted_config
+from tests.tasks.harness.builders import write_task
 
 KINDS = ("together", "single", "cumulative")
 
@@ -202,3 +208,37 @@ def test_heads_are_replaced_by_means_over_search_items_and_the_ledger_serves_the
     assert effects[0] == effects[1]
     assert effects[0].drop > 0
     assert rows == [12, 12]
+
+
+@pytest.mark.ray
+def test_questions_that_the_model_cannot_be_asked_are_left_out_as_a_study_leaves_them_out(
+    local_ray: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    docs = [{"sum": f"{a} + 1 =", "answer": "" if a % 3 else str(a + 1)} for a in range(30)]
+    write_task(tmp_path, "own_sums", docs, doc_to_text="{{sum}}", doc_to_target="answer")
+    options = LmEvalConfig(include_path=str(tmp_path))
+    engine, ledger = planted_config(engine__planted__tasks=["own_sums"]).engine, tmp_path / "ledger"
+    tasks = load_tasks(["own_sums"], options, "planted", engine)
+    items = held_out(tasks)
+    whole = [item for item in items["own_sums"] if item.answer.strip()]
+    told = f"own_sums: {15 - len(whole)} items left out: {15 - len(whole)} for an answer without tokens"
+
+    (effect,) = ablate("planted", "L1H1=mean", ["own_sums"], engine=engine, ledger=ledger, lm_eval=options)
+    assert caplog.messages == [told]
+    grid = ablation_grid(
+        "planted", AblationGrid({"heads": "L1H1"}), items, out=tmp_path, engine=engine, ledger=ledger, tasks=tasks
+    )
+    assert caplog.messages == [told, told]
+    (base,) = baselines("planted", ["own_sums"], engine=engine, ledger=ledger, lm_eval=options)
+
+    assert 0 < len(whole) < 15
+    assert [effect.items, *(row.items for row in grid.effects)] == [len(whole)] * 2
+    assert caplog.messages[2] == "own_sums: 20 items left out: 20 for an answer without tokens"
+    assert (base.items, base.of) == (10, 30)
+    (event,) = (event for event in events(tmp_path) if event["event"] == "left_out")
+    assert event["task"] == "own_sums"
+    assert event["items"].keys() == {item.id for item in items["own_sums"] if item not in whole}
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -80,9 +80,8 @@ def test_a_missing_study_file_is_one_line_and_exit_code_2(capsys: pytest.Capture
         ("--limit", "0", "--limit 0"),
         ("--seed", "-1", "--seed -1"),
         ("--workers", "0", "--workers 0"),
-        ("--log-samples", "nowhere/samples.jsonl", "no folder nowhere"),
-        ("--log-samples", "/", "something else than a file"),
-        ("--log-samples", "/dev/null", "something else than a file"),
+        ("--log-samples", "/dev/null", "cannot write to /dev/null"),
+        ("--log-samples", "/dev/null/samples", "cannot write to /dev/null/samples"),
     ],
 )
 def test_a_mistake_in_an_ablation_is_one_line_and_exit_code_2_before_a_model_is_looked_for(

@@ -14,6 +14,7 @@ from cs_localize import doctor
 from cs_localize.cli import main
 from cs_localize.folder import load_result
 from cs_localize.submit import plan_job
+from cs_localize.tasks.harness import library
 from tests.studies import planted, run, write_study
 from tests.tasks.harness.problems import COMPLETIONS, write_problems
 
@@ -81,9 +82,13 @@ def test_no_file_and_no_override_of_one_can_allow_it(study: Path, capsys: pytest
     assert "no file can allow this" in refusal(capsys, "run", str(study), FLAG)
 
 
-def test_a_plan_executes_nothing_and_needs_no_flag(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_executes_nothing_and_needs_neither_flag_nor_sandbox(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "unavailable", lambda: "code cannot be shut in: unshare: Operation not permitted")
     assert main(["plan", str(study), "--repeats", "2", "--rate", "100requests"]) == 0
     assert "confirmation" in capsys.readouterr().out
+    assert "code cannot be shut in" in refusal(capsys, "plan", str(study), "--measure", FLAG)
 
 
 def test_a_job_is_told_on_its_command_line(study: Path, tmp_path: Path) -> None:

@@ -144,6 +144,13 @@ def test_a_task_listed_twice_is_refused() -> None:
     assert refusal({**MINIMAL, "controls": ["copying", "copying"]}) == "'controls': copying is listed twice"
 
 
+@pytest.mark.parametrize("name", ["universal", "universal-heads", "design.masks"])
+def test_a_task_cannot_have_a_name_that_results_use_for_something_else(name: str) -> None:
+    data = {name: "my.jsonl"}
+    for option in ("tasks", "controls"):
+        assert f"'{option}': a task cannot be called '{name}'" in refusal({**MINIMAL, "data": data, option: [name]})
+
+
 def test_a_task_is_not_its_own_control() -> None:
     message = refusal({**MINIMAL, "controls": ["copying", "plurals"]})
     assert message == "plurals is both in tasks and in controls; a task of the study is a control already"

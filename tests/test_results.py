@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from cs_localize.ablate import ablate
 from cs_localize.cli import main
+from cs_localize.config import load_study
 from cs_localize.heads import Ablation
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.results import write_answers
-from cs_localize.study import run_study
+from cs_localize.study import check_study, run_study
 from cs_localize.tasks import get_task
 from cs_localize.tasks.task import Capability
 from tests.studies import planted, planted_config, write_study
@@ -171,6 +173,21 @@ def test_a_group_has_a_line_of_its_own_over_those_of_its_members(tmp_path: Path)
     assert "- own_one" in make_table(results)
 
 
+def test_a_task_beside_a_group_that_has_it_cannot_be_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_word_task(tmp_path, "own_one", tag="own_tag")
+    study = write_study(
+        tmp_path / "study.yaml",
+        planted(tasks=["own_one", "antonyms"], controls=["own_tag"], lm_eval__include_path=str(tmp_path)),
+    )
+    heads = ("ablate", "--model", "m", "--heads", "L0H0")
+    own = ("--tasks", "own_one,own_tag", "--include-path", str(tmp_path), "--log-samples", str(tmp_path / "out"))
+    run = ("run", str(study), "--out", str(tmp_path / "study"), "--log-samples")
+    for command in (run, (*heads, *own), ("tasks", "--baseline", *own)):
+        assert main(command) == 2
+        assert "tasks 'own_one' and 'own_tag' both have questions of 'own_one'" in capsys.readouterr().err
+    assert check_study(load_study(study)), "without samples it is a study"
+
+
 def test_the_files_of_built_in_tasks_are_the_golden_ones_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +242,19 @@ def test_a_study_and_a_baseline_leave_the_files_where_samples_are_asked_for(
     run_study(planted_config(tasks=["antonyms", "swearing"], **small), out)
     assert not list((out / "lm_eval").glob("*/*"))
     capsys.readouterr()
+
+
+@pytest.mark.ray
+def test_an_ablation_leaves_the_files_with_and_without_it(tmp_path: Path) -> None:
+    engine = planted_config(engine__planted__tasks=["antonyms"]).engine
+    (effect,) = ablate(
+        "planted", "L1H1", ["antonyms"], limit=20, engine=engine, ledger=tmp_path / "ledger", samples=tmp_path / "out"
+    )
+    for folder, level, spelled in (("baseline", effect.baseline, ""), ("ablated", effect.accuracy, "L1H1")):
+        results, samples = read(tmp_path / "out" / folder)
+        assert results["results"]["antonyms"]["exact_match,none"] == pytest.approx(level)
+        assert results["config"]["ablation"] == spelled
+        assert len(samples["antonyms"]) == 20
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

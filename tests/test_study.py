@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -15,7 +16,7 @@ from filelock import FileLock
 from cs_localize.config import dump_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.findings import dump_file
-from cs_localize.folder import StudyResult, load_result
+from cs_localize.folder import StudyResult, clear_folder, load_result
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.planted import PlantedEngine
 from cs_localize.report import write_report
@@ -154,6 +155,23 @@ def test_another_study_in_the_same_folder_takes_the_old_results_away_and_keeps_t
     )
 
     assert not (tmp_path / "confirm.json").exists()
+
+
+def test_whether_answers_are_logged_takes_no_result_away(finished: StudyResult, tmp_path: Path) -> None:
+    quiet, logging = planted_config(), planted_config(confirm__log_samples=True)
+    spec, _ = engine_spec(quiet.model, quiet.engine, quiet.tasks)
+    samples = tmp_path / "lm_eval" / "baseline" / "results_1.json"
+    samples.parent.mkdir(parents=True)
+    samples.write_text("{}", encoding="utf-8")
+    (tmp_path / "study.yaml").write_text(dump_study(quiet), encoding="utf-8")
+    shutil.copy(finished.out / "heads.json", tmp_path)
+    (tmp_path / "crosscheck.json").write_text("{}", encoding="utf-8")
+
+    for config, kept in ((logging, True), (quiet, False)):
+        clear_folder(config, tmp_path, spec, {})
+        assert (tmp_path / "study.yaml").read_text(encoding="utf-8") == dump_study(config)
+        assert (tmp_path / "crosscheck.json").exists()
+        assert samples.exists() == kept
 
 
 def test_new_heads_of_another_engine_never_lie_beside_the_old_confirmation(

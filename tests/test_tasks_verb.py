@@ -15,6 +15,7 @@ from cs_localize.heads import Ablation
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks import get_task
 from tests.studies import planted_config
+from tests.tasks.harness.builders import write_sum_task
 
 ENGINE = planted_config().engine
 
@@ -81,6 +82,8 @@ def test_the_table_has_a_line_for_every_task() -> None:
         (["--limit", "3"], "--limit goes with --baseline"),
         (["--log-samples", "d"], "--log-samples goes with --baseline"),
         (["--model", "m"], "--model goes with --baseline"),
+        (["--include-path", "d"], "--include-path goes with --baseline"),
+        (["--baseline", "--include-path", "no/such"], "lm_eval.include_path: there is no folder no/such"),
         (["--baseline", "--limit", "0"], "--limit 0"),
         (["--baseline", "--seed", "-1"], "--seed -1"),
         (["--baseline", "--tasks", ","], "--tasks names no task"),
@@ -95,6 +98,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_task_of_ones_own_folder_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
+    own = ("--tasks", "own_sum", "--include-path", str(tmp_path))
+
+    assert main(["tasks", "--baseline", *own, "--model", "no-such-model"]) == 2
+
+    assert "no-such-model" in capsys.readouterr().err, "what comes after the task"
 
 
 def test_a_limit_below_one_is_refused(tmp_path: Path) -> None:

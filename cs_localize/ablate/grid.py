@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from cs_localize.ablate.conditions import AblationGrid, Condition
 from cs_localize.ablate.effects import SUMMARY_COLUMNS, ConditionEffect, effect_on
+from cs_localize.asking import fitting
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
 from cs_localize.findings import new_file
@@ -81,6 +82,7 @@ def ablation_grid(
 ) -> AblationGridResult:
     """Measures every item under every condition and without any, and writes what came back.
 
+    Items that do not fit the model are left out, with a warning.
     What the ledger holds is not measured again, so the same call continues a stopped one. Memory does not grow with the
     number of items under conditions, only with the rows of the summary, the baseline and the ledger.
 
@@ -115,7 +117,7 @@ def ablation_grid(
             model, engine or EngineConfig(), known, ledger or out / "ledger", progress, mean_items if means else ()
         )
         with opened as session, new_file(rows) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-            run = _Run(model, grid.seed, items, mode, session.measurer)
+            run = _Run(model, grid.seed, fitting(items, session.measurer, progress), mode, session.measurer)
             for table in run.tables(grid.conditions(session.shape)):
                 writer.write_table(table)
     effects = _corrected(run.effects)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cs_localize.asking import load_tasks
+from cs_localize.asking import load_tasks, warn_left_out
 from cs_localize.config import EngineConfig, StudyConfig, load_study
 from cs_localize.errors import UsageError
 from cs_localize.findings import HeadsFile, read_file
@@ -98,9 +98,12 @@ def held_out(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    return {
-        name: task.split(seed, search_items, held_out_items).held_out[:limit] for name, task in _by_name(tasks).items()
-    }
+    found = {}
+    for name, task in _by_name(tasks).items():
+        split = task.split(seed, search_items, held_out_items)
+        warn_left_out(name, split.left_out)
+        found[name] = split.held_out[:limit]
+    return found
 
 
 def mean_items(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cs_localize.ablate.effects import AblationEffect, effect_on
 from cs_localize.ablate.items import held_out, mean_items
-from cs_localize.asking import load_tasks
+from cs_localize.asking import fitting, load_tasks
 from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig
-from cs_localize.errors import UsageError
-from cs_localize.findings import write_text
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
+from cs_localize.results import check_logging, log_answers, make_samples_folder
 from cs_localize.session import open_session
 from cs_localize.spelling import asks_for_means, check_spelling, spell_out
 
@@ -34,6 +31,8 @@ def ablate(
 ) -> list[AblationEffect]:
     """Generates answers with and without an ablation and grades them with each task's own metric.
 
+    Items that do not fit the model are left out, with a warning.
+
     Args:
         model: a directory, a hub id or a built-in model name.
         heads: what is changed, such as ``L4H2,L7H0=0.5,L9H1=mean,L3N120``; ``L4G1`` is a KV group, ``L4`` a layer, and
@@ -44,7 +43,7 @@ def ablate(
         seed: seed of the split.
         engine: which engine, and how many; vLLM by default.
         ledger: folder of measured outcomes; what it holds is not measured again.
-        samples: file that gets every answer as one JSON object a line.
+        samples: folder that gets results and every answer as lm-eval writes them, in ``baseline`` and ``ablated``.
         lm_eval: how tasks of lm-evaluation-harness are asked and graded.
         data: where tasks of the user's own come from, by name.
 
@@ -57,11 +56,13 @@ def ablate(
     items = held_out(known, seed, limit)
     measured_on = mean_items(known, seed) if asks_for_means(heads) else ()
     if samples is not None:
-        samples = _writable(samples)
+        check_logging(known)
+        make_samples_folder(samples)
     progress = Progress(None)
     with open_session(model, engine, known, ledger, progress, measured_on) as session:
         ablation = Ablation.decode(spell_out(heads, session.shape))
         ablation.check(session.shape)
+        items = fitting(items, session.measurer)
         requests = [
             session.measurer.request(item, change, "generate")
             for asked in items.values()
@@ -69,20 +70,9 @@ def ablate(
             for item in asked
         ]
         outcomes = session.measurer.measure(requests, "ablate")
-    if samples is not None:
-        rows = (
-            {
-                "task": request.item.task,
-                "id": request.item.id,
-                "ablation": request.ablation.encode(),
-                "prompt": request.item.prompt,
-                "target": request.item.answer,
-                "response": outcome.text,
-                "correct": outcome.correct,
-            }
-            for request, outcome in zip(requests, outcomes, strict=True)
-        )
-        write_text(samples, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if samples is not None:
+            for name, change in (("baseline", Ablation()), ("ablated", ablation)):
+                log_answers(samples / name, session.measurer, known, items, change, model, engine.name)
     effects = []
     start = 0
     for name, asked in items.items():
@@ -90,15 +80,3 @@ def ablate(
         start += 2 * len(asked)
         effects.append(effect_on(name, flags[: len(asked)], flags[len(asked) :], seed))
     return effects
-
-
-def _writable(samples: Path) -> Path:
-    """Where to write the samples; what is no file is refused, since the samples would take its place."""
-    file = Path(os.path.realpath(samples))  # still a link where links go round in a circle
-    if file.is_symlink() or (file.exists() and not file.is_file()):
-        raise UsageError(f"--log-samples {samples}: there is something else than a file; name another")
-    if not file.parent.is_dir():
-        raise UsageError(f"--log-samples {samples}: there is no folder {samples.parent}")
-    if not os.access(file.parent, os.W_OK):
-        raise UsageError(f"--log-samples {samples}: the folder {samples.parent} cannot be written")
-    return file

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cs_localize.asking import fitting, load_tasks, warn_left_out
 from cs_localize.config import DataConfig, EngineConfig, LmEvalConfig
 from cs_localize.confirm.stats import wilson
 from cs_localize.errors import UsageError
@@ -15,10 +16,10 @@ from cs_localize.findings import Interval
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.outcomes import Item
-from cs_localize.results import log_answers
+from cs_localize.results import check_logging, log_answers, make_samples_folder
 from cs_localize.seeds import stream
 from cs_localize.session import open_session
-from cs_localize.tasks import Capability, Task, find_tasks
+from cs_localize.tasks import Capability, Task
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def baselines(
 ) -> list[Baseline]:
     """Asks a model every item of some tasks twice: to answer it, and for the log-probability of the reference answer.
 
+    Items that do not fit the model are left out, with a warning.
+
     Args:
         model: a directory, a hub id or a built-in model name.
         tasks: tasks to measure.
@@ -74,11 +77,15 @@ def baselines(
         raise UsageError(f"--limit {limit}: ask for at least 1 item")
     if seed < 0:
         raise UsageError(f"--seed {seed}: at least 0 is needed")
-    known = find_tasks(tasks, data or {}, lm_eval)
-    every = {name: _items(task, seed) for name, task in known.items()}
-    items = {name: _drawn(name, asked, limit, seed) for name, asked in every.items()}
     engine = engine or EngineConfig()
+    known = load_tasks(tasks, lm_eval or LmEvalConfig(), model, engine, data)
+    if samples is not None:
+        check_logging(known)
+        make_samples_folder(samples)
+    every = {name: _items(task, seed) for name, task in known.items()}
+    drawn = {name: _drawn(name, asked, limit, seed) for name, asked in every.items()}
     with open_session(model, engine, known, ledger, Progress(None)) as session:
+        items = fitting(drawn, session.measurer)
         requests = [
             session.measurer.request(item, Ablation(), mode)
             for asked in items.values()
@@ -119,6 +126,7 @@ def _items(task: Capability, seed: int) -> list[Item]:
     if isinstance(task, Task):
         return [task.item(question) for question in task.questions]
     split = task.split(seed)
+    warn_left_out(task.name, split.left_out)
     return [*split.search, *split.held_out]
 
 

@@ -285,7 +285,12 @@ class CrosscheckConfig(Section):
 class LmEvalConfig(Section):
     """How tasks of lm-evaluation-harness are asked and graded."""
 
-    include_path: str | None = Field(None, description="Folder of your own YAML tasks, as lm-eval's --include_path.")
+    include_path: str | None = Field(
+        None,
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        description="Folder of your own YAML tasks, as lm-eval's --include_path.",
+    )
     num_fewshot: dict[str, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict, description="Few-shot examples by task or group. Default: the task's own number."
     )
@@ -301,12 +306,14 @@ class LmEvalConfig(Section):
     chat_template: bool = Field(False, description="Put questions as the model's chat template has it.")
     fewshot_as_multiturn: bool = Field(False, description="Examples as turns of the conversation.")
     system_instruction: str | None = Field(None, description="What the model is told first.")
-
     allow_code_execution: bool = Field(
         False, exclude=True, description="Set by --allow-code-execution alone: tasks may execute what the model writes."
     )
+    grades: bool = Field(
+        True, exclude=True, description="Set by a plan alone, to false: no answer is graded, so nothing is executed."
+    )
 
-    @field_validator("allow_code_execution", mode="before")
+    @field_validator("allow_code_execution", "grades", mode="before")
     @classmethod
     def _no_file_allows_it(cls, value: object) -> object:
         raise ValueError("no file can allow this; give --allow-code-execution on the command line")
@@ -321,6 +328,10 @@ class LmEvalConfig(Section):
         """The options with the word of whoever gives the command on whether what a model writes may be executed."""
         return self.model_copy(update={"allow_code_execution": bool(code_execution)})
 
+    def ungraded(self) -> LmEvalConfig:
+        """The options for whoever only reads the questions, and executes nothing."""
+        return self.model_copy(update={"grades": False})
+
 
 class DataConfig(Section):
     """Where a task of the user's own comes from."""
@@ -328,8 +339,8 @@ class DataConfig(Section):
     file: str = Field(
         min_length=1,
         pattern=r"^[^\x00]*$",
-        description="JSON Lines with 'prompt' and 'answer', or a Python file with a function marked @questions; "
-        "relative to the study file.",
+        description="JSON Lines with 'prompt', 'answer' and, for multiple choice, 'choices', or a Python file with a "
+        "function marked @questions; relative to the study file.",
     )
     template: str = Field("{text}", description="How a prompt is put, with {text} in its place; the answer follows.")
     shots: int = Field(0, ge=0, description="First questions of the file, shown solved before each and not asked.")

@@ -38,6 +38,9 @@ _EXPECTED = {
 }
 """What to write, by the kind of pydantic's complaint, where it speaks of Python's types."""
 
+_RESERVED = ("design.masks", "universal", "universal-heads")
+"""What a task cannot be called, since results have it beside the names of tasks."""
+
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -83,6 +86,9 @@ class StudyConfig(Section):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"{', '.join(repeated)} is listed twice")
+        taken = sorted(set(names) & set(_RESERVED))
+        if taken:
+            raise ValueError(f"a task cannot be called '{taken[0]}', which is a word of the results; rename it")
         return names
 
     @model_validator(mode="after")

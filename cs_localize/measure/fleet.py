@@ -118,6 +118,8 @@ class Fleet:
     def map(self, requests: Sequence[Request]) -> Iterator[tuple[range, list[Outcome]]]:
         """Answers all requests, unit by unit as they finish: positions in ``requests``, and their outcomes.
 
+        Time that the caller spends on a unit does not count against workers.
+
         Raises:
             MeasurementError: if an engine fails or workers keep dying; and, when all other requests are answered, if
                 there are some that kill every worker they are given to.
@@ -134,7 +136,10 @@ class Fleet:
                 for reference in ready:
                     finished = self._receive(reference, queue)
                     if finished is not None:
+                        left = time.monotonic()
                         yield finished
+                        for worker in self._crew:
+                            worker.excuse(time.monotonic() - left)
                 self._crew.check_starts()
                 self._crew.give_back(queue.unfinished)
         finally:
@@ -195,12 +200,11 @@ class Fleet:
     def _end_hung(self, ready: Sequence[ObjectRef[Any]], queue: UnitQueue) -> None:
         """Ends workers that have run out of patience's time, unless an answer of theirs has just come."""
         answered = {self._calls[reference][0].number for reference in ready if reference in self._calls}
-        now = time.monotonic()
         for worker in self._crew:
             if not worker.units or worker.number in answered:
                 continue
             limit = self._patience.seconds(worker.units[0])
-            if now - worker.began_at > limit:
+            if worker.waited() > limit:
                 waited = f"{worker.units[0].tokens:,} tokens in {limit:g} s"
                 self._lose(worker, f"hung: no answer to {waited}, see engine.unit_timeout_s", queue)
 

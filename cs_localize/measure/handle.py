@@ -34,6 +34,7 @@ class WorkerHandle:
         units: the units it was given, the first of which it works on.
         asked_at: when it was asked for, in seconds of the monotonic clock.
         began_at: when it began its first unit, likewise.
+        unwatched_s: seconds since then in which the driver did something else than to wait for answers.
         late: whether anybody was told that it takes long to start.
         ended: whether it died or was ended.
     """
@@ -62,6 +63,7 @@ class WorkerHandle:
         self.placement: Placement | None = None
         self.units: deque[Unit] = deque()
         self.asked_at = self.began_at = time.monotonic()
+        self.unwatched_s = 0.0
         self.late = False
         self.ended = False
 
@@ -75,7 +77,7 @@ class WorkerHandle:
     def measure(self, unit: Unit) -> ObjectRef[list[Outcome]]:
         """Gives it a unit, to begin when it is through with those it has."""
         if not self.units:
-            self.began_at = time.monotonic()
+            self._begin(time.monotonic())
         self.units.append(unit)
         reference: ObjectRef[list[Outcome]] = self._actor.measure.remote(unit.requests)
         return reference
@@ -86,13 +88,25 @@ class WorkerHandle:
         return reference
 
     def took(self, unit: Unit) -> float:
-        """Notes that a unit came back, and returns the seconds it took."""
+        """Notes that a unit came back, and returns the seconds it took at most."""
         now = time.monotonic()
         seconds = now - self.began_at
         if unit in self.units:
             self.units.remove(unit)
-        self.began_at = now
+        self._begin(now)
         return seconds
+
+    def excuse(self, seconds: float) -> None:
+        """Does not hold against it that the driver was away: what came meanwhile may not have been fetched."""
+        self.unwatched_s += seconds
+        self.asked_at += seconds
+
+    def waited(self) -> float:
+        """Seconds that the driver has waited for its first unit."""
+        return time.monotonic() - self.began_at - self.unwatched_s
+
+    def _begin(self, now: float) -> None:
+        self.began_at, self.unwatched_s = now, 0.0
 
     def end(self) -> None:
         """Ends its process, if it still runs, and gives back its place."""

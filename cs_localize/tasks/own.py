@@ -18,7 +18,7 @@ from cs_localize.tasks.registry import get_task, task_names
 from cs_localize.tasks.task import Capability, Question, Task
 
 _MARK = "_yields_questions"
-_FIELDS = ("prompt", "answer", "id", "family")
+_FIELDS = ("prompt", "answer", "choices", "id", "family")
 
 _Source = TypeVar("_Source", bound=Callable[[], Iterable[Mapping[str, object]]])
 
@@ -26,8 +26,8 @@ _Source = TypeVar("_Source", bound=Callable[[], Iterable[Mapping[str, object]]])
 def questions(function: _Source) -> _Source:
     """Marks a function without parameters as the source of a task, which is called as the function is.
 
-    It returns or yields a mapping for every question: ``prompt`` and ``answer``, and if wanted ``id`` and ``family``,
-    as a line of a JSON Lines file has them.
+    It returns or yields a mapping for every question: ``prompt`` and ``answer``, and if wanted ``choices``, ``id`` and
+    ``family``, as a line of a JSON Lines file has them.
     """
     setattr(function, _MARK, True)
     return function
@@ -64,8 +64,17 @@ def find_tasks(
 
 def content_hash(task: Task) -> str:
     """A hash of all that a task asks: its questions, its shots and how they are put."""
-    content = [task.template, [asdict(shot) for shot in task.shots], [asdict(question) for question in task.questions]]
+    content = [
+        task.template,
+        [_content(shot) for shot in task.shots],
+        [_content(question) for question in task.questions],
+    ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _content(question: Question) -> dict[str, object]:
+    """What a question says; without choices as it was hashed before there were any."""
+    return {name: value for name, value in asdict(question).items() if name != "choices" or value}
 
 
 def _own_task(name: str, data: DataConfig) -> Task:
@@ -129,6 +138,9 @@ def _checked(rows: Iterable[tuple[str, object]]) -> list[Question]:
         if question.id in places:
             same = f"{where}: '{one_line(question.id, 60)}' is asked already, {places[question.id]}"
             raise UsageError(f"{same}; leave one out, or give both an 'id'")
+        if bool(question.choices) != bool((found or [question])[0].choices):
+            first = next(iter(places.values()))
+            raise UsageError(f"{where}: give every question of a task 'choices', or none; the first is {first}")
         places[question.id] = where
         found.append(question)
     return found
@@ -146,12 +158,28 @@ def _question(where: str, row: object) -> Question:
         raise UsageError(f"{where}: 'prompt' ends in white space; leave it out, the answer follows after a space")
     if answer != answer.strip() or "\n" in answer:
         raise UsageError(f"{where}: 'answer' must be one line without white space around it")
+    choices = _choices(where, row["choices"], answer) if "choices" in row else ()
     return Question(
         id=_text(where, row, "id") if "id" in row else prompt,
         text=prompt,
         answer=answer,
         family=_text(where, row, "family") if "family" in row else prompt,
+        choices=choices,
     )
+
+
+def _choices(where: str, given: object, answer: str) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple) or len(given) < 2:
+        raise UsageError(f"{where}: 'choices' must be a list of at least two, the answer among them")
+    choices = tuple(_text(where, {"choice": choice}, "choice") for choice in given)
+    for choice in choices:
+        if choice != choice.strip() or "\n" in choice:
+            raise UsageError(f"{where}: a choice must be one line without white space around it")
+        if choices.count(choice) > 1:
+            raise UsageError(f"{where}: the choice '{one_line(choice, 60)}' is there twice")
+    if answer not in choices:
+        raise UsageError(f"{where}: the answer '{one_line(answer, 60)}' is not among the choices")
+    return choices
 
 
 def _text(where: str, row: Mapping[Any, object], field: str) -> str:

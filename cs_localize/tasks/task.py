@@ -9,10 +9,11 @@ from typing import Protocol
 
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.tasks.graders import first_line_equals
+from cs_localize.tasks.graders import first_line_equals, margin
 from cs_localize.tasks.split import Split, split_questions
 
 REFERENCE_SCORE = "log-probability of the reference answer"
+CHOICE_SCORE = "log-probability margin of the right choice"
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Question:
         answer: the reference answer, without surrounding white space.
         family: questions that give each other away (inverses, commuted sums, inflections of one lemma) share a family,
             and a family falls on one side of every split.
+        choices: of a multiple-choice question all choices, the answer among them; else empty.
     """
 
     id: str
     text: str
     answer: str
     family: str
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Task:
     Attributes:
         name: how users and files refer to the task.
         description: one line for listings.
-        questions: everything that can be asked.
+        questions: everything that can be asked; all with choices, or none.
         shots: the solved examples before every question, in families of their own.
         template: how a question is put, with ``{text}`` in the place of ``Question.text``; the answer follows after
             one space.
@@ -157,7 +160,12 @@ class Task:
 
     def item(self, question: Question) -> Item:
         """The question as an engine is asked it."""
-        return Item(self.name, question.id, self.prefix + self._ask(question), f" {question.answer}")
+        prompt = self.prefix + self._ask(question)
+        item = Item(self.name, question.id, prompt, f" {question.answer}")
+        if not question.choices:
+            return item
+        pairs = tuple((prompt, f" {choice}") for choice in question.choices)
+        return replace(item, choices=pairs, gold=(question.choices.index(question.answer),), max_tokens=0)
 
     def grade(self, item: Item, text: str) -> bool:
         """The task's own metric on generated text: its first line, stripped, is the answer."""
@@ -166,20 +174,26 @@ class Task:
     @property
     def score(self) -> str:
         """What the continuous score is, for reports."""
-        return REFERENCE_SCORE
+        return CHOICE_SCORE if self._has_choices else REFERENCE_SCORE
 
     @property
     def metric(self) -> str:
         """What the metric is, for reports."""
-        return "the first line is the answer"
+        return "the likeliest choice is the answer" if self._has_choices else "the first line is the answer"
 
     def outcome(self, item: Item, parts: Sequence[Outcome]) -> Outcome:
-        """A generated outcome with the task's metric."""
+        """A generated outcome with the task's metric; of a multiple-choice question the margin, right above zero."""
+        if item.choices:
+            score = margin([part.score for part in parts], item.gold)
+            return Outcome(score, score > 0, "", sum(part.tokens for part in parts), parts=tuple(parts))
         (generated,) = parts
         return replace(generated, correct=self.grade(item, generated.text))
 
     def record(self, item: Item, outcome: Outcome) -> Record:
         """A question and its graded answer as lm-eval records them."""
+        doc = {"id": item.id, "prompt": item.prompt.removeprefix(self.prefix), "answer": item.answer.strip()}
+        if item.choices:
+            return self._record_of_choices(item, outcome, doc)
         options: dict[str, object] = {"until": list(item.stop)}
         if item.max_tokens:
             options["max_gen_toks"] = item.max_tokens
@@ -187,7 +201,7 @@ class Task:
             task=self.name,
             version=1,
             shots=len(self.shots),
-            doc={"id": item.id, "prompt": item.prompt.removeprefix(self.prefix), "answer": item.answer.strip()},
+            doc=doc,
             target=item.answer.strip(),
             arguments=[(item.prompt, options)],
             responses=[outcome.text],
@@ -195,6 +209,25 @@ class Task:
             filter="none",
             metrics=self._metrics(outcome),
         )
+
+    def _record_of_choices(self, item: Item, outcome: Outcome, doc: Mapping[str, object]) -> Record:
+        scored = [(part.score, part.correct) for part in outcome.parts]
+        return Record(
+            task=self.name,
+            version=1,
+            shots=len(self.shots),
+            doc={**doc, "choices": [choice.strip() for _, choice in item.choices]},
+            target=item.gold[0],
+            arguments=item.choices,
+            responses=scored,
+            filtered=scored,
+            filter="none",
+            metrics={"acc": float(outcome.correct)},
+        )
+
+    @property
+    def _has_choices(self) -> bool:
+        return bool(self.questions and self.questions[0].choices)
 
     def _metrics(self, outcome: Outcome) -> Mapping[str, float]:
         return {"exact_match": float(outcome.correct)}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,34 @@ def test_a_fleet_starts_no_more_workers_than_there_are_full_units_and_grows_with
         answers = list(fleet.map(toy_requests(200)))
         assert len(fleet.placements) == 2
         assert sum(len(outcomes) for _, outcomes in answers) == 200
+
+
+def test_the_time_that_the_caller_takes_for_a_unit_makes_no_worker_count_as_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    looked: list[float] = []
+    wait = Fleet._wait
+
+    def nothing_fetched_yet(fleet: Fleet) -> list[Any]:
+        """Right after the caller came back, as with an answer that lies on another machine."""
+        if away and not looked:
+            looked.append(time.monotonic())
+            return []
+        return wait(fleet)
+
+    monkeypatch.setattr(Fleet, "_wait", nothing_fetched_yet)
+    away: list[float] = []
+    with toy_fleet(
+        1, spec=toy_spec(delay_s=0.1), unit_timeout_s=1.5, notify=lambda kind, **fields: events.append(kind)
+    ) as fleet:
+        for positions, _ in fleet.map(toy_requests(20)):
+            assert len(positions) == 10
+            if not away:
+                time.sleep(3.0)
+                away.append(time.monotonic())
+    assert looked
+    assert "worker_lost" not in events
 
 
 def test_an_engine_that_does_not_load_in_time_is_reported() -> None:

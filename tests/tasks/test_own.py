@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cs_localize.config import DataConfig
 from cs_localize.errors import UsageError
+from cs_localize.outcomes import Outcome
 from cs_localize.tasks import Task, content_hash, find_tasks, get_task
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(6)]
 
 
-def lines(path: Path, rows: list[dict[str, str]]) -> Path:
+def lines(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -73,6 +76,15 @@ def test_empty_lines_a_byte_order_mark_windows_line_ends_and_any_script_are_take
         (b'{"prompt": "a", "answer": "b", "id": "first"}', "'first' is asked already, .*line 1"),
         (b'{"prompt": "caf\xe9", "answer": "b"}', "not UTF-8 at byte 16"),
         (b'{"prompt": "\\ud800", "answer": "b"}', "surrogate"),
+        (b'{"prompt": "a", "answer": "b", "choices": "bc"}', "'choices' must be a list"),
+        (b'{"prompt": "a", "answer": "b", "choices": null}', "'choices' must be a list"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b"]}', "at least two"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b", 2]}', "'choice' must be text"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b", ""]}', "'choice' is empty"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b", "c "]}', "a choice must be one line"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b", "c", "c"]}', "the choice 'c' is there twice"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["c", "d"]}', "the answer 'b' is not among the choices"),
+        (b'{"prompt": "a", "answer": "b", "choices": ["b", "c"]}', "'choices', or none; the first is .*line 1"),
     ],
 )
 def test_a_mistake_in_a_line_is_named_with_its_number(tmp_path: Path, bad: bytes, message: str) -> None:
@@ -181,6 +193,36 @@ def test_a_python_file_that_does_not_parse_or_is_not_there_is_one_line(tmp_path:
         read(path, "squares")
     with pytest.raises(UsageError, match="no such file"):
         read(tmp_path / "no.py", "squares")
+
+
+def test_a_question_with_choices_is_scored_by_its_margin_and_never_generated(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{n} comes after", "answer": f"{n - 1}", "choices": [f"{n - 1}1", f"{n - 1}"]} for n in range(4)
+    ]
+    task = read(lines(tmp_path / "my.jsonl", rows), shots=1)
+    item = task.item(task.questions[0])
+
+    assert (item.prompt, item.answer) == ("0 comes after -1\n1 comes after", " 0")
+    assert item.choices == ((item.prompt, " 01"), (item.prompt, " 0"))
+    assert (item.gold, item.max_tokens) == ((1,), 0)
+    assert task.score == "log-probability margin of the right choice"
+    parts = [Outcome(-3.0, False, "", 9), Outcome(-1.0, True, "", 8)]
+    outcome = task.outcome(item, parts)
+    assert (outcome.score, outcome.correct, outcome.tokens) == (2.0, True, 17)
+    assert not task.outcome(item, [replace(part, score=-1.0) for part in parts]).correct, "of two equals none is right"
+    record = task.record(item, outcome)
+    assert record.responses == [(-3.0, False), (-1.0, True)]
+    assert (record.target, record.metrics) == (1, {"acc": 1.0})
+
+
+def test_choices_are_in_the_hash_and_leave_that_of_tasks_without_them_alone(tmp_path: Path) -> None:
+    rows = [{**row, "choices": [row["answer"], "no"]} for row in ROWS]
+
+    others = [*rows[:-1], {**rows[-1], "choices": [rows[-1]["answer"], "none"]}]
+    hashes = [content_hash(read(lines(tmp_path / "a.jsonl", given))) for given in (ROWS, rows, others)]
+
+    assert len(set(hashes)) == 3
+    assert hashes[0] == "147f9016829d3eac96432a3242f72c29a3896c168b270b032ae4ad2662e3979c"
 
 
 def test_the_hash_is_of_all_that_is_asked_and_of_nothing_else(tmp_path: Path) -> None:

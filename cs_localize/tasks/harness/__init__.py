@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cs_localize.tasks.harness.leaf import Chat
-from cs_localize.tasks.harness.library import installed, known_names
+from cs_localize.tasks.harness.library import check_folder, installed, known_names
 from cs_localize.tasks.harness.task import HarnessTask, harness_task
 
-__all__ = ["Chat", "HarnessTask", "harness_task", "installed", "known_names"]
+__all__ = ["Chat", "HarnessTask", "check_folder", "harness_task", "installed", "known_names"]

@@ -47,7 +47,8 @@ def with_stand_ins(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     (family,) = families
     stand_ins = _STAND_INS[str(family)]
-    tries = [metric.get("k", [1]) for metric in config.get("metric_list", ())]
+    metrics = config.get("metric_list") or ()
+    tries = [metric.get("k", [1]) if isinstance(metric, Mapping) else None for metric in metrics]
     if tries not in ([1], [[1]]) or not {name for _, name in _functions(config)} <= stand_ins.keys():
         return None
     plain = {key: value for key, value in config.items() if key not in _STRUCTURE}

@@ -150,6 +150,8 @@ class Leaf:
         from lm_eval.api.samplers import FirstNSampler
 
         count = wanted if wanted is not None else self._task.config.num_fewshot or 0
+        if count < 0:
+            raise UsageError(f"task '{self.name}' cannot show {count} examples")
         self._task.set_config("num_fewshot", count)
         if not count:
             return []

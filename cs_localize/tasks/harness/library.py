@@ -41,10 +41,19 @@ def known_names(include_path: str | None = None) -> frozenset[str]:
     return frozenset(name for folder in _roots(include_path) for name in _scan(folder))
 
 
-def _roots(include_path: str | None) -> list[Path]:
-    """Folders of YAML files, the user's own last."""
+def check_folder(include_path: str | None) -> None:
+    """Refuses a folder of the user's own tasks that does not exist.
+
+    Raises:
+        UsageError: if there is no such folder.
+    """
     if include_path is not None and not Path(include_path).is_dir():
         raise UsageError(f"lm_eval.include_path: there is no folder {include_path}")
+
+
+def _roots(include_path: str | None) -> list[Path]:
+    """Folders of YAML files, the user's own last."""
+    check_folder(include_path)
     spec = importlib.util.find_spec("lm_eval")
     roots = [Path(spec.origin).parent / "tasks"] if spec and spec.origin else []
     return [*roots, *([Path(include_path)] if include_path is not None else [])]
@@ -61,7 +70,7 @@ def _scan(root: Path) -> Mapping[str, frozenset[Path]]:
 
 
 def load_leaves(
-    name: str, include_path: str | None = None, allow_code_execution: bool = False
+    name: str, include_path: str | None = None, allow_code_execution: bool = False, grades: bool = True
 ) -> dict[str, ConfigurableTask]:
     """The lm-eval task of that name, or every task of the group or tag of that name.
 
@@ -70,6 +79,7 @@ def load_leaves(
         include_path: folder of the user's own YAML files, which come first.
         allow_code_execution: whether tasks are wanted whose grading executes what the model writes; they are marked
             ``unsafe_code``.
+        grades: whether answers will be graded; where none is, nothing is executed, and nothing need be allowed.
 
     Raises:
         UsageError: if lm-eval is not installed, has no such task, the task is of a kind that cannot be asked, its data
@@ -84,7 +94,7 @@ def load_leaves(
     for leaf, config in leaves.items():
         _refuse(leaf, config)
         if leaf in executing:
-            _refuse_execution(name, leaf, executing[leaf], allow_code_execution)
+            _refuse_execution(name, leaf, executing[leaf], allow_code_execution, grades)
     return _load(name, leaves, lambda: _executing(executing) if executing else dict(manager.load([name])["tasks"]))
 
 
@@ -179,23 +189,25 @@ def _refuse(name: str, config: Mapping[str, Any]) -> None:
         raise UsageError(f"task '{name}' is of kind '{kind}', which asks no question that can be answered right")
     if config.get("doc_to_image") or config.get("doc_to_audio"):
         raise UsageError(f"task '{name}' shows the model images or sounds; only text can be asked")
-    if int(config.get("repeats") or 1) > 1:
+    if config.get("repeats") not in (None, 1):
         raise UsageError(f"task '{name}' asks every question several times; only single answers can be graded")
     options = config.get("generation_kwargs") or {}
-    if options.get("do_sample") and float(options.get("temperature", 1.0)) > 0:
+    if not isinstance(options, Mapping):
+        raise UsageError(f"task '{name}': its generation_kwargs are no 'option: value' lines")
+    if options.get("do_sample") and options.get("temperature", 1.0) not in (0, None):
         raise UsageError(f"task '{name}' draws its answers at random; only the likeliest answer can be asked")
 
 
-def _refuse_execution(name: str, leaf: str, config: Mapping[str, Any] | None, allowed: bool) -> None:
+def _refuse_execution(name: str, leaf: str, config: Mapping[str, Any] | None, allowed: bool, grades: bool) -> None:
     """Refuses a task that executes what the model writes, unless that is known how, allowed, and safe here."""
     what = f"task '{leaf}' is graded by executing code that the model writes"
     if config is None:
         raise UsageError(f"{what}, in a way that this version does not know; it knows those of humaneval and mbpp")
     if leaf != name:
         raise UsageError(f"{what}, which no group or tag can bring in, such as '{name}'; name the task itself")
-    if not allowed:
+    if grades and not allowed:
         raise UsageError(f"{what}; allow that with --allow-code-execution")
-    if unavailable():
+    if grades and unavailable():
         raise UsageError(f"{what}; {unavailable()}")
 
 

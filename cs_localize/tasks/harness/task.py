@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import cached_property
 
 from cs_localize.config import LmEvalConfig
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 from cs_localize.outcomes import Item, Outcome
 from cs_localize.tasks.graders import margin
 from cs_localize.tasks.harness.code import CodeLeaf
 from cs_localize.tasks.harness.leaf import Chat, Leaf, Unaskable
 from cs_localize.tasks.harness.library import load_leaves
 from cs_localize.tasks.split import Split, split_questions
-from cs_localize.tasks.task import REFERENCE_SCORE, Capability, Record
+from cs_localize.tasks.task import CHOICE_SCORE, REFERENCE_SCORE, Capability, Record
 
 _SCORES = {
-    "multiple_choice": "log-probability margin of the right choice",
+    "multiple_choice": CHOICE_SCORE,
     "loglikelihood": REFERENCE_SCORE,
     "generate_until": REFERENCE_SCORE,
 }
@@ -75,7 +75,8 @@ class HarnessTask:
         Few-shot examples are on neither side. Prompts are made for the drawn questions alone.
 
         Raises:
-            UsageError: if a side would be empty, or if the two sides ask for more than there is.
+            UsageError: if a side would be empty, the two sides ask for more than there is, or the task's author put
+                questions in a way that fails.
         """
         first, last = split_questions(self.name, self._families, seed, search, held_out)
         left_out: dict[str, str] = {}
@@ -133,6 +134,13 @@ class HarnessTask:
                 items.append(leaf.item(self.name, question, number))
             except Unaskable as reason:
                 left_out[question] = str(reason)
+            except UsageError:
+                raise
+            except Exception as error:  # prompts are templates and functions of the task's author
+                raise UsageError(
+                    f"task '{leaf.name}': document {number} cannot be put as a question: {type(error).__name__}: "
+                    f"{one_line(error, 200)}"
+                ) from None
         return tuple(items)
 
     def _document(self, question: str) -> tuple[Leaf, int]:
@@ -153,7 +161,7 @@ def harness_task(name: str, options: LmEvalConfig, chat: Chat | None = None) -> 
     """
     if options.chat_template and chat is None:
         raise UsageError(f"task '{name}' is to be put by a chat template, and no model is known here that has one")
-    loaded = load_leaves(name, options.include_path, options.allow_code_execution)
+    loaded = load_leaves(name, options.include_path, options.allow_code_execution, options.grades)
     leaves = [
         (CodeLeaf if task.config.unsafe_code else Leaf)(
             leaf,

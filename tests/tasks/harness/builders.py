@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cs_localize.measure.tokens import ItemEncoder
 from cs_localize.outcomes import Outcome
 from cs_localize.tasks import Capability, get_task
 
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 ANIMALS = ("cat", "dog", "horse", "sheep", "goose", "mouse", "bear", "wolf", "crow", "frog", "hen", "owl")
 CAPITALS = (("France", "Paris"), ("Japan", "Tokyo"), ("Peru", "Lima"), ("Kenya", "Nairobi"), ("Türkiye", "Ankara"))
 PLACES = ("Zürich", "São Paulo", "Kraków", "東京", "Malmö", "Łódź")
@@ -129,6 +131,25 @@ def write_sum_task(folder: Path, name: str = "own_sum", **config: object) -> Non
         }
         | config,
     )
+
+
+def write_gsm8k(folder: Path, **config: object) -> list[dict[str, str]]:
+    """lm-eval's gsm8k with the first 120 questions of ``../shared``, from which its examples come too."""
+    lines = (SHARED / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:120]
+    data = str(folder / "gsm8k.jsonl")
+    Path(data).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = find_spec("lm_eval")
+    assert spec is not None
+    task = {
+        "include": str(Path(str(spec.origin)).parent / "tasks" / "gsm8k" / "gsm8k.yaml"),
+        "task": "gsm8k",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"train": data, "test": data}},
+        **config,
+    }
+    (folder / "gsm8k.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    return [json.loads(line) for line in lines]
 
 
 def write_own_tasks(folder: Path) -> None:

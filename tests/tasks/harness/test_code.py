@@ -210,6 +210,21 @@ def test_without_a_sandbox_it_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         code_task(tmp_path, "humaneval")
 
 
+def test_without_a_sandbox_its_questions_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_problems(tmp_path, "humaneval")
+    monkeypatch.setattr(library, "unavailable", lambda: "code cannot be shut in: unshare: Operation not permitted")
+    assert get_task("humaneval", LmEvalConfig(include_path=str(tmp_path)).ungraded()).split(0, 1, 1).search
+
+
+@pytest.mark.parametrize("metrics", [None, [], "pass@1", ["pass@1"], {"metric": "pass@1"}])
+def test_metrics_that_are_no_list_of_options_are_refused(metrics: object, tmp_path: Path) -> None:
+    write_problems(tmp_path, "humaneval")
+    config = yaml.safe_load((tmp_path / "humaneval.yaml").read_text())
+    (tmp_path / "humaneval.yaml").write_text(yaml.safe_dump({**config, "metric_list": metrics}))
+    with pytest.raises(UsageError, match=r"^task 'humaneval' is graded by executing code"):
+        code_task(tmp_path, "humaneval")
+
+
 @pytest.mark.parametrize("change", ["function", "module", "tries"])
 def test_what_is_not_as_in_lm_eval_is_refused(change: str, tmp_path: Path) -> None:
     text = (lm_evals() / "humaneval" / "humaneval.yaml").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,16 @@ import pytest
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import Outcome
 from tests.tasks.harness.builders import (
+    SHARED,
     own_task,
     write_blank_task,
     write_choice_task,
+    write_gsm8k,
     write_sum_task,
     write_task,
     write_word_task,
 )
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 TEXTS = (" {}", " {}\nand 70", " it is 70, no: {}", "", " -{}", " five", " {}.", " é {} ünd 80", "{}{}", " {},")
 
 
@@ -31,7 +33,7 @@ def written(number: int) -> str:
     return TEXTS[number % len(TEXTS)].replace("{}", str(number // 6 + number % 6 + 2))
 
 
-def lm_evals_grades(folder: Path, name: str) -> dict[str, dict[int, float]]:
+def lm_evals_grades(folder: Path, name: str, wrote: Callable[[int], str] = written) -> dict[str, dict[int, float]]:
     """What lm-eval makes of such a model: by filter, the grade of every document."""
     import lm_eval
     from lm_eval.api.instance import Instance
@@ -40,7 +42,7 @@ def lm_evals_grades(folder: Path, name: str) -> dict[str, dict[int, float]]:
 
     class Parrot(LM):
         def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-            return [written(int(request.doc_id or 0)) for request in requests]
+            return [wrote(int(request.doc_id or 0)) for request in requests]
 
         def loglikelihood(self, requests: list[Instance]) -> None: ...
 
@@ -210,18 +212,21 @@ def test_a_chat_template_makes_one_conversation_of_prompt_and_examples(tmp_path:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared")
-def test_gsm8k_is_graded_by_its_own_filters(tmp_path: Path) -> None:
-    from lm_eval import tasks
+def test_gsm8k_is_asked_and_graded_as_lm_eval_grades_the_same_answers(tmp_path: Path) -> None:
+    docs = write_gsm8k(tmp_path)
 
-    data = f"{SHARED}/gsm8k_test.jsonl"
-    text = (Path(tasks.__file__).parent / "gsm8k" / "gsm8k.yaml").read_text()
-    text = text.replace("dataset_path: openai/gsm8k\ndataset_name: main\n", "dataset_path: json\n")
-    text += f"\ndataset_kwargs:\n  data_files: {{train: {data}, test: {data}}}\n"
-    (tmp_path / "gsm8k.yaml").write_text(text)
-    task = own_task(tmp_path, "gsm8k")
-    assert task.metric == "exact_match,flexible-extract"
-    item = task.split(0, 1, 1).search[0]
-    assert item.prompt.count("Question:") == 6
-    gold = item.answer.rpartition("#### ")[2]
-    answers = {f" so it is {gold}": True, f" #### {gold}.": True, " #### none": False, f"{gold}1": False}
-    assert {answer: task.outcome(item, generated(answer)).correct for answer in answers} == answers
+    def wrote(number: int) -> str:
+        gold = docs[number]["answer"].rpartition("#### ")[2]
+        return (f" so it is {gold}", f" #### {gold}.", " #### none", f"{gold}1", docs[number]["answer"], "")[number % 6]
+
+    theirs = lm_evals_grades(tmp_path, "gsm8k", wrote)
+    for wanted in ("flexible-extract", "strict-match"):
+        task = own_task(tmp_path, "gsm8k", metric={"gsm8k": f"exact_match,{wanted}"})
+        split = task.split(0)
+        items = (*split.search, *split.held_out)
+        assert len(items) == 120 - 5
+        assert {item.prompt.count("Question:") for item in items} == {6}
+        grades = {int(item.id): task.outcome(item, generated(wrote(int(item.id)))).correct for item in items}
+        assert set(grades.values()) == {False, True}
+        assert grades == {number: bool(theirs[wanted][number]) for number in grades}
+    assert own_task(tmp_path, "gsm8k").metric == "exact_match,flexible-extract"

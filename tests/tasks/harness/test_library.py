@@ -96,11 +96,31 @@ def test_a_task_of_ones_own_that_runs_code_is_refused_by_its_flag_and_by_its_sou
         ({"doc_to_image": "picture"}, "images or sounds"),
         ({"num_fewshot": 100, "fewshot_config": {"sampler": "default"}}, "cannot show 100 examples"),
         ({"metric_list": [{"metric": "bleu"}]}, "no metric that says right or wrong"),
+        ({"metric_list": []}, "no metric that says right or wrong"),
+        ({"metric_list": "exact_match"}, "'metric' key not provided"),
+        ({"metric_list": ["exact_match"]}, "'metric' key not provided"),
+        ({"num_fewshot": -1}, "cannot show -1 examples"),
+        ({"repeats": "two"}, "asks every question several times"),
+        ({"generation_kwargs": ["until"]}, "its generation_kwargs are no 'option: value' lines"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(config: dict[str, object], message: str, tmp_path: Path) -> None:
     write_sum_task(tmp_path, **config)
     assert message in refusal("own_sum", tmp_path)
+
+
+def test_without_metrics_of_its_own_a_task_has_those_of_its_kind(tmp_path: Path) -> None:
+    write_sum_task(tmp_path, metric_list=None)
+    assert own_task(tmp_path, "own_sum").metric == "exact_match,first"
+
+
+@pytest.mark.parametrize(
+    "config", [{"gen_prefix": 5}, {"target_delimiter": None}, {"generation_kwargs": {"max_gen_toks": "x"}}]
+)
+def test_questions_that_their_author_cannot_put_are_one_line(config: dict[str, object], tmp_path: Path) -> None:
+    write_sum_task(tmp_path, **config)
+    with pytest.raises(UsageError, match=r"^task 'own_sum': document \d+ cannot be put as a question: [^\n]+$"):
+        own_task(tmp_path, "own_sum").split(0, 1, 1)
 
 
 def test_a_python_class_of_lm_eval_is_refused() -> None:
