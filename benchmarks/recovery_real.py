@@ -45,7 +45,7 @@ from cs_localize.recover import specificity
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session
 from cs_localize.sweep import sweep
-from cs_localize.tasks import get_task
+from cs_localize.tasks import get_task, relatives_of
 
 SEEDS = (100, 101, *range(10))
 BUDGETS = (300, 600, 1200)
@@ -136,7 +136,7 @@ def main() -> int:
         parser.error(f"--greedy takes 1 to {SEARCH_ITEMS} items")
     config = load_study(Path(str(files("cs_localize") / "demo.yaml")))
     tasks = {task: get_task(task) for task in config.tasks}
-    relatives = {a: frozenset(b for b in tasks if b != a and tasks[a].related(tasks[b])) for a in tasks}
+    relatives = relatives_of(tasks)
     splits = {name: task.split(0, SEARCH_ITEMS, HELD_OUT_ITEMS) for name, task in tasks.items()}
     with open_session(config.model, config.engine, tasks, options.ledger, Progress(None)) as session:
         truth = Truth(session, {task: split.search for task, split in splits.items()}, relatives)

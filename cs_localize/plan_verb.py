@@ -113,6 +113,7 @@ def planned_study(
     from cs_localize.methods import make_method
     from cs_localize.plan import Planned
     from cs_localize.search import Search
+    from cs_localize.tasks import relatives_of
 
     if config.method.name != "sparse":
         raise UsageError(
@@ -122,10 +123,7 @@ def planned_study(
     # The model's own answers are not known before it was asked; the tasks' are as long, more or less.
     gold = config.lm_eval.model_copy(update={"reference": "gold"})
     asked = ask_items(config.model_copy(update={"lm_eval": gold}), tasks, measurer)
-    relatives = {
-        name: frozenset(other for other in tasks if other != name and tasks[name].related(tasks[other]))
-        for name in tasks
-    }
+    relatives = relatives_of(tasks)
     with suppress(_NothingMeasured):
         Search(config, spec.shape, asked.search, relatives, measurer, make_method(config)).run()
 

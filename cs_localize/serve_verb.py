@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from cs_localize.errors import UsageError
 
@@ -23,11 +24,15 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.port < 65536:
         raise UsageError(f"--port {arguments.port}: give a number from 1 to 65535")
-    serve(
-        arguments.model,
-        host=arguments.host,
-        port=arguments.port,
-        eager=not arguments.compile,
-        arguments=arguments.vllm,
-    )
+    try:
+        serve(
+            arguments.model,
+            host=arguments.host,
+            port=arguments.port,
+            eager=not arguments.compile,
+            arguments=arguments.vllm,
+        )
+    except KeyboardInterrupt:
+        print("cs-localize: the server was stopped", file=sys.stderr)
+        return 130
     return 0

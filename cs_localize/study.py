@@ -45,7 +45,7 @@ from cs_localize.scoring import scoring_of
 from cs_localize.search import Search, SearchResult
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session, package_versions
-from cs_localize.tasks import Capability, Task, content_hash
+from cs_localize.tasks import Capability, Task, content_hash, relatives_of
 
 
 def run_study(
@@ -95,10 +95,7 @@ class Study:
         self._asked = ask_items(config, tasks, session.measurer)
         self._search_items: Mapping[str, Sequence[Item]] = self._asked.search
         self._held_out: Mapping[str, Sequence[Item]] = self._asked.held_out
-        self._relatives = {
-            name: frozenset(other for other in tasks if other != name and tasks[name].related(tasks[other]))
-            for name in tasks
-        }
+        self._relatives = relatives_of(tasks)
 
     def search(self) -> SearchResult:
         """Finds the heads and records the designs, if the method has any."""

@@ -127,3 +127,14 @@ def test_the_other_runner_is_refused(monkeypatch: pytest.MonkeyPatch, model: str
 def test_a_port_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "m", "--port", "70000"]) == 2
     assert "give a number from 1 to 65535" in capsys.readouterr().err
+
+
+def test_an_interrupted_server_was_stopped_and_nothing_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(model: str, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cs_localize.serving.serve", interrupted)
+    assert main(["serve", "--model", "m"]) == 130
+    assert capsys.readouterr().err == "cs-localize: the server was stopped\n"

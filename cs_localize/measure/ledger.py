@@ -63,6 +63,7 @@ class Ledger:
 
     Raises:
         LedgerError: if the folder cannot be read, or a file in it is whole and not of this schema.
+        UsageError: if there is a file in the folder's place.
     """
 
     def __init__(self, directory: Path, fingerprint: str | None = None) -> None:
@@ -76,6 +77,10 @@ class Ledger:
         self._last_number = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(
+                f"the ledger {self.directory} is a file or lies inside one; choose a folder, or one that is not there yet"
+            ) from None
         except OSError as error:
             raise LedgerError(
                 f"the ledger folder {self.directory} cannot be made: {error.strerror}; choose another ledger"

@@ -5,7 +5,7 @@ from cs_localize.tasks.graders import first_line_equals
 from cs_localize.tasks.own import content_hash, find_tasks, questions
 from cs_localize.tasks.registry import get_task, register, registered_tasks, task_names
 from cs_localize.tasks.split import Split
-from cs_localize.tasks.task import Capability, Question, Record, Task
+from cs_localize.tasks.task import Capability, Question, Record, Task, relatives_of
 
 __all__ = [
     "BUILT_IN",
@@ -21,5 +21,6 @@ __all__ = [
     "questions",
     "register",
     "registered_tasks",
+    "relatives_of",
     "task_names",
 ]

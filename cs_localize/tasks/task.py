@@ -256,3 +256,11 @@ class Task:
 
 def _first_duplicate(values: list[str]) -> str:
     return next(value for i, value in enumerate(values) if value in values[:i])
+
+
+def relatives_of(tasks: Mapping[str, Capability]) -> dict[str, frozenset[str]]:
+    """By task, the others of these that must not control it."""
+    return {
+        name: frozenset(other for other in tasks if other != name and task.related(tasks[other]))
+        for name, task in tasks.items()
+    }

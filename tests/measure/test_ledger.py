@@ -206,7 +206,17 @@ def test_what_another_driver_appended_meanwhile_is_read_when_the_folder_is_locke
     assert len(Ledger(tmp_path)) == 3
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", [".", "ledger"])
+def test_a_file_in_the_folders_place_is_a_usage_error(inside: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match="cannot be made"):
-        Ledger(tmp_path / "file")
+    with pytest.raises(UsageError, match="is a file or lies inside one; choose a folder"):
+        Ledger(tmp_path / "file" / inside)
+
+
+def test_a_folder_that_cannot_be_made_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(folder: Path, **options: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(LedgerError, match=r"cannot be made: No space left on device; choose another ledger$"):
+        Ledger(tmp_path / "ledger")
