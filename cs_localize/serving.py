@@ -18,6 +18,7 @@ from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.cluster import worker_environment
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm.options import worker_options
+from cs_localize.measure.vllm.start import check_start, in_one_line
 from cs_localize.session import engine_spec
 from cs_localize.spelling import read_ablation
 
@@ -89,6 +90,7 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
         arguments: more arguments of ``vllm serve``.
 
     Raises:
+        MeasurementError: if vLLM cannot load the model, or its heads cannot be ablated.
         UsageError: as ``llm_options``.
     """
     spec = _prepare(model)
@@ -112,7 +114,8 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
     options = parser.parse_args(["serve", spec.model_dir, *flags, *(["--enforce-eager"] if eager else []), *arguments])
     _check_untouched(options, worker)
     command.validate(options)
-    command.cmd(options)
+    with in_one_line("serve the model"):
+        command.cmd(options)
 
 
 def _check_untouched(options: argparse.Namespace, worker: Mapping[str, Any]) -> None:
@@ -138,8 +141,7 @@ def _prepare(model: str) -> EngineSpec:
     spec, _ = engine_spec(model, EngineConfig(), ())
     for name, value in worker_environment(spec, len(os.sched_getaffinity(0))).items():
         os.environ.setdefault(name, value)
-    if os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "0":
-        raise UsageError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
+    check_start()
     return spec
 
 

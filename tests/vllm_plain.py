@@ -13,7 +13,8 @@ def plain_scores(spec: EngineSpec, requests: Sequence[Request]) -> list[float]:
     """Log-probability of each answer, read from vLLM's prompt log-probabilities."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=spec.model_dir, dtype=spec.dtype, enforce_eager=True, max_num_seqs=16, disable_log_stats=True)
+    eager = bool(spec.resources.get("eager", True))
+    llm = LLM(model=spec.model_dir, dtype=spec.dtype, enforce_eager=eager, max_num_seqs=16, disable_log_stats=True)
     prompts = [{"prompt_token_ids": [*request.prompt_ids, *request.answer_ids]} for request in requests]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
     scores = []

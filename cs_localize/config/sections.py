@@ -70,6 +70,9 @@ class EngineConfig(Section):
     )
     unit_tokens: int = Field(6000, ge=1, description="Tokens of one work unit; what an interruption can lose.")
     max_num_seqs: int = Field(128, ge=1, le=4096, description="Most requests in one vLLM step.")
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most tokens in one vLLM step; longer prompts are cut. Default: vLLM's own."
+    )
     block_size: int = Field(
         32,
         ge=32,
@@ -86,6 +89,12 @@ class EngineConfig(Section):
         "takes at the pace so far if that is longer.",
     )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory vLLM may take.")
+    tensor_parallel: int = Field(
+        1, ge=1, description="Ranks that each vLLM engine is split over, a GPU each, or cores of their own on a CPU."
+    )
+    model_impl: Literal["auto", "vllm", "transformers"] = Field(
+        "auto", description="Whose code of the architecture vLLM runs; auto: its own where it has one."
+    )
     trust_remote_code: bool = Field(False, description="Let the model's repository run its own Python code.")
     planted: _Options = Field(default_factory=dict, description="Options of the planted engine.")
 

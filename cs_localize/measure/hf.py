@@ -14,12 +14,11 @@ import transformers
 from cs_localize.errors import MeasurementError, UsageError, one_line
 from cs_localize.measure.hooks import AblationHooks
 from cs_localize.measure.protocol import Mode, Request, check_ablation
-from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Outcome
 
-_DTYPES = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SETTINGS = {"device", "attention", "trust_remote_code"}
 _RESOURCES = {"threads", "batch_size"}
 _CHECKED_TOKENS = 4  # any do: the geometry of a layer is the same for all
@@ -292,13 +291,7 @@ class HFEngine:
 def _check_spec(spec: EngineSpec) -> None:
     if spec.name != "hf":
         raise UsageError(f"the hf engine cannot be made from a spec of engine '{spec.name}'")
-    unknown = sorted(set(spec.settings) - _SETTINGS) + sorted(set(spec.resources) - _RESOURCES)
-    if unknown:
-        raise UsageError(
-            f"the hf engine has no option {', '.join(unknown)}; it has {', '.join(sorted(_SETTINGS | _RESOURCES))}"
-        )
-    if spec.dtype not in _DTYPES:
-        raise UsageError(f"dtype '{spec.dtype}' is not one of {', '.join(_DTYPES)}")
+    check_options(spec, _SETTINGS, _RESOURCES)
     if int(spec.resources.get("batch_size", 1)) < 1:
         raise UsageError("batch_size must be at least 1")
     if spec.settings.get("attention", "sdpa") not in ("sdpa", "eager"):
@@ -314,7 +307,7 @@ def _load_model(spec: EngineSpec) -> transformers.PreTrainedModel:
     try:
         model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
             spec.model_dir,
-            dtype=_DTYPES[spec.dtype],
+            dtype=spec.dtype,
             attn_implementation=spec.settings.get("attention", "sdpa"),
             trust_remote_code=bool(spec.settings.get("trust_remote_code", False)),
             local_files_only=True,

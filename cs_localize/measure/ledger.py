@@ -79,7 +79,7 @@ class Ledger:
             self.directory.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UsageError(
-                f"the ledger {self.directory} is a file or lies inside one; choose a folder, or one that is not there yet"
+                f"the ledger {self.directory} is a file or lies inside one; choose a folder that is or can be there"
             ) from None
         except OSError as error:
             raise LedgerError(

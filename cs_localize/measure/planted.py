@@ -180,6 +180,8 @@ class PlantedEngine:
         """
         if self._closed:
             raise MeasurementError("the planted engine was closed and cannot measure")
+        for request in requests:
+            check_ablation(request, self.shape, self.means)
         time.sleep(self._options.delay_s)
         self._requests += len(requests)
         return [self._answer(request) for request in requests]
@@ -223,7 +225,6 @@ class PlantedEngine:
         return self._tasks.index(task)
 
     def _answer(self, request: Request) -> Outcome:
-        check_ablation(request, self.shape, self.means)
         latent = self._latent(request.item)
         row = self._row(request.item.task)
         damage = self._damage(row, latent, request.ablation)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Engine
 
 EngineName = Literal["vllm", "hf", "planted"]
+DTYPES = ("auto", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class EngineSpec:
         )
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
+    def in_transformers(self, **resources: object) -> EngineSpec:
+        """The hf engine on the same model in float32: what this engine is judged by, and what differentiates for it."""
+        settings = {name: value for name, value in self.settings.items() if name == "trust_remote_code"}
+        return replace(self, name="hf", dtype="float32", settings=settings, resources=resources)
+
     @cached_property
     def means(self) -> str:
         """Which head means an engine of this spec measures: a hash (16 hex digits) of the prompts, empty without any.
@@ -64,6 +70,16 @@ class EngineSpec:
         if not self.mean_prompts:
             return ""
         return hashlib.sha256(json.dumps(sorted(self.mean_prompts)).encode()).hexdigest()[:16]
+
+
+def check_options(spec: EngineSpec, settings: Set[str], resources: Set[str]) -> None:
+    """Raises UsageError if the spec has an option that its engine lacks, or a dtype that there is not."""
+    unknown = sorted(set(spec.settings) - settings) + sorted(set(spec.resources) - resources)
+    if unknown:
+        known = ", ".join(sorted(settings | resources))
+        raise UsageError(f"the {spec.name} engine has no option {', '.join(unknown)}; it has {known}")
+    if spec.dtype not in DTYPES:
+        raise UsageError(f"dtype '{spec.dtype}' is not one of {', '.join(DTYPES)}")
 
 
 def load_engine(spec: EngineSpec) -> Engine:

@@ -1,4 +1,4 @@
-"""What every engine must do, whatever answers behind it. Call ``check_engine`` from the engine's own tests."""
+"""What every engine must do, whatever answers behind it. Call both checks from the engine's own tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.protocol import Engine, Request
+from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.outcomes import Outcome
 
 
@@ -45,6 +46,18 @@ def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float =
     _check_generated(engine, requests)
     _check_same("the baseline after everything else", baseline, engine.measure(requests), tolerance)
     assert all(math.isfinite(value) for value in engine.evidence().values())
+
+
+def check_refused_specs(spec: EngineSpec) -> None:
+    """Asserts that a spec is refused by the name of the option that its engine lacks, before anything is loaded.
+
+    Args:
+        spec: one that loads.
+    """
+    for options in ("settings", "resources"):
+        unknown = replace(spec, **{options: {**getattr(spec, options), "colour": 1}})
+        with pytest.raises(UsageError, match=f"the {spec.name} engine has no option '?colour'?; it has "):
+            load_engine(unknown)
 
 
 def _ablations(shape: ModelShape) -> list[Ablation]:
@@ -145,11 +158,14 @@ def _check_unknown_units(engine: Engine, request: Request) -> None:
         Ablation.of([Head(shape.layers, 0)]),
         Ablation.of([Head(0, shape.heads)]),
         Ablation.of(neurons=[Neuron(0, shape.ffn)]),
+        Ablation.of(neurons=[Neuron(shape.layers, 0)]),
         Ablation.to_mean([Head(0, shape.heads)]),
     ]
+    before = engine.evidence()
     for ablation in unknown:
         with pytest.raises(UsageError, match="out of range"):
             engine.measure([request, replace(request, ablation=ablation)])
+    assert engine.evidence() == before, "something was asked although what was to be asked makes no sense"
 
 
 def _check_generated(engine: Engine, requests: Sequence[Request]) -> None:

@@ -17,7 +17,7 @@ from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
-from tests.measure.conformance import check_engine
+from tests.measure.conformance import check_engine, check_refused_specs
 from tests.measure.tiny_models import EOS, KINDS, NEWLINE, save_tiny_model, tiny_request
 
 pytestmark = pytest.mark.model
@@ -356,18 +356,20 @@ def test_dtype_auto_is_the_models_own(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"name": "planted"}, "spec of engine 'planted'"),
-        ({"settings": {"block_size": 32}}, "no option block_size"),
-        ({"resources": {"workers": 2}}, "no option workers"),
         ({"settings": {"attention": "flash"}}, "attention 'flash'"),
         ({"settings": {"device": "cuda:99"}}, "cuda:99|cannot load the model"),
         ({"dtype": "float8"}, "dtype 'float8'"),
         ({"resources": {"batch_size": 0}}, "batch_size"),
     ],
 )
-def test_spec_with_an_unknown_option_is_a_usage_error(change: dict[str, object], message: str, llama: Path) -> None:
+def test_spec_that_makes_no_sense_is_a_usage_error(change: dict[str, object], message: str, llama: Path) -> None:
     spec = EngineSpec("hf", str(llama), "", read_shape(llama))
     with pytest.raises(UsageError, match=message):
         HFEngine.from_spec(replace(spec, **change))  # type: ignore[arg-type]  # any field
+
+
+def test_options_that_the_engine_lacks_are_refused_by_name(llama: Path) -> None:
+    check_refused_specs(EngineSpec("hf", str(llama), "", read_shape(llama)))
 
 
 def test_model_that_is_not_the_one_described_is_a_measurement_error(llama: Path) -> None:

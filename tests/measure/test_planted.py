@@ -13,7 +13,7 @@ from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.planted import PlantedEngine, PlantedOptions
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.outcomes import Outcome
-from tests.measure.conformance import check_engine
+from tests.measure.conformance import check_engine, check_refused_specs
 from tests.recover.builders import SMALL_REAL, request
 
 TASKS = ("antonyms", "plurals", "capitals")
@@ -35,6 +35,7 @@ def test_it_keeps_the_contract_of_engines() -> None:
     spec = EngineSpec("planted", "", "planted", SMALL_REAL, settings=settings, mean_prompts=((1, 2), (3,)))
     engine = PlantedEngine.from_spec(spec)
     check_engine(engine, [request("antonyms", number, Ablation()) for number in range(6)])
+    check_refused_specs(spec)
 
 
 def test_specific_heads_matter_to_their_task_alone_in_the_planted_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -82,8 +83,12 @@ def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  #
         del params.extra_args["ablation"]
         engine._llm.generate([_prompt(request)], [params], use_tqdm=False)
 
+    unknown = {"layer": "L30H0", "head": "L0H9", "neuron": "L0N1536"}
     faults = {
-        "unknown head": message_of(lambda: engine.measure([replace(request, ablation=Ablation.of([Head(30, 0)]))]))
+        f"unknown {what}": message_of(
+            lambda name=name: engine.measure([replace(request, ablation=Ablation.decode(name))])
+        )
+        for what, name in unknown.items()
     }
     canaries = engine._canaries
     for name, position in (("unablated canary", 0), ("ablated canary", 1)):
@@ -113,6 +118,11 @@ def message_of(call: Callable[[], object]) -> str:
     except CsLocalizeError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def refusal(spec: EngineSpec) -> str:
+    """What loading the engine raises."""
+    return message_of(lambda: load_engine(spec))
 
 
 def conform(spec: EngineSpec, requests: Sequence[Request], asked: Sequence[Request]) -> dict[str, Any]:
@@ -147,3 +157,23 @@ def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[l
     alone = [engine.measure([request])[0] for request in requests]
     assert not preempted
     return alone, engine.measure(requests), preempted["requests"]
+
+
+def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) -> tuple[list[Outcome], dict[str, str]]:
+    """Answers of an engine whose work is done by other processes, and what faults there raise."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that removes a hook
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if spec.resources.get("tensor_parallel", 1) > 1 else "auto"
+    engine: Any = load_engine(spec)
+    outcomes = engine.measure(batch)
+    (baseline, score), ablated = engine._canaries
+    engine._canaries = ((baseline, score + 3), ablated)
+    faults = {"canary": message_of(lambda: engine.measure(batch[:1]))}
+    engine._canaries = ((baseline, score), ablated)
+    engine._llm.collective_rpc(_remove_hook)
+    return outcomes, {**faults, "hook": message_of(lambda: engine.measure(batch))}
+
+
+def _remove_hook(worker: Any) -> None:  # noqa: ANN401  # vLLM's worker
+    model = worker.model_runner.get_model()
+    model.get_submodule("model.layers.1.self_attn.o_proj")._forward_pre_hooks.clear()

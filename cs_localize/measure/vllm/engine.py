@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_localize.errors import MeasurementError
+from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
+from cs_localize.measure.geometry import Share
 from cs_localize.measure.protocol import Request, check_ablation
-from cs_localize.measure.spec import EngineSpec
+from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.measure.vllm.options import worker_options
+from cs_localize.measure.vllm.start import check_start, in_one_line
 from cs_localize.models.shape import read_shape
 from cs_localize.outcomes import Item, Outcome
 
@@ -22,36 +24,57 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.inputs import TokensPrompt
 
+_SETTINGS = {"trust_remote_code", "model_impl"}
+_RESOURCES = {
+    "block_size",
+    "eager",
+    "gpu_memory_utilization",
+    "kv_cache_gib",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "neuron_slots",
+    "prefix_cache",
+    "tensor_parallel",
+}
+_MODEL_IMPLS = ("auto", "vllm", "transformers")
 _CANARY_PROMPT = tuple(range(5, 21))  # any tokens do: what counts is that they stay the same
 _LEAST_CANARY_GAP = 0.2  # nats between the two canaries, so that bf16 noise cannot turn one into the other
 
 
 class VLLMEngine:
-    """vLLM in this process, with its own worker class. One engine a process.
+    """vLLM in this process, with its own worker class. One engine a process at a time.
 
     Attributes:
         shape: geometry of the loaded model.
         fingerprint: what outcomes depend on besides the request.
         means: which head means were measured when it was loaded; that of the spec.
+        architecture: vLLM's class that runs the model.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         """Loads the model and proves that ablations take effect.
 
+        Settings: ``trust_remote_code`` and ``model_impl`` (``auto``, ``vllm`` or ``transformers``: whose code of the
+        architecture vLLM runs). Resources: ``eager``, ``max_num_seqs``, ``max_num_batched_tokens`` (tokens of a step;
+        longer prompts are cut), ``block_size``, ``gpu_memory_utilization``, ``prefix_cache``, ``neuron_slots``,
+        ``tensor_parallel`` (ranks the model is split over), and ``kv_cache_gib``, which ``worker_environment`` reads.
+
         Raises:
-            MeasurementError: if they do not, or if this vLLM or model is not recognised.
+            MeasurementError: if they do not, or if this model is not recognised.
+            UsageError: on an unknown option, a version of vLLM that is not tested, or its V2 runner.
         """
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        _check_spec(spec)
         self.shape: ModelShape = spec.shape
         self.fingerprint: str = spec.fingerprint
         self._neuron_slots = int(spec.resources.get("neuron_slots", 24))
         self.means: str = spec.means
-        self._llm = _load(spec, self._neuron_slots)
-        self._measure_means(spec.mean_prompts)
         self._cached_tokens = 0
-        self._canaries = self._calibrate()
-        self._neuron_canary = self._calibrate_neurons()
+        with in_one_line("load the model"):
+            self._llm = _load(spec, self._neuron_slots)
+            self.architecture: str = self._llm.collective_rpc("architecture")[0]
+            self._measure_means(spec.mean_prompts)
+            self._canaries = self._calibrate()
+            self._neuron_canary = self._calibrate_neurons()
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> VLLMEngine:
@@ -67,7 +90,8 @@ class VLLMEngine:
             scales_neurons = any(requests[i].ablation.neurons for i in chunk)
             pairs = (*self._canaries, self._neuron_canary) if scales_neurons else self._canaries
             canaries = [canary for canary, _ in pairs]
-            answers = self._generate([requests[i] for i in chunk] + canaries)
+            with in_one_line("answer"):
+                answers = self._generate([requests[i] for i in chunk] + canaries)
             self._check_canaries(answers[len(chunk) :])
             self.evidence()
             outcomes.update(zip(chunk, answers[: len(chunk)], strict=True))
@@ -75,7 +99,8 @@ class VLLMEngine:
 
     def evidence(self) -> dict[str, float]:
         """Worker counters and canary values, after checking that every hook did all of its work."""
-        counters: dict[str, float] = self._llm.collective_rpc("knockout_evidence")[0]
+        with in_one_line("show what its hooks did"):
+            counters: dict[str, float] = self._llm.collective_rpc("knockout_evidence")[0]
         baseline, ablated = (expected for _, expected in self._canaries)
         return {
             **counters,
@@ -86,9 +111,12 @@ class VLLMEngine:
         }
 
     def close(self) -> None:
-        """Shuts vLLM down; the process must end for all memory to return."""
+        """Shuts vLLM down, after which another may be loaded; the process must end for all memory to return."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
+        cleanup_dist_env_and_memory()
 
     def _measure_means(self, prompts: Sequence[tuple[int, ...]]) -> None:
         if not prompts:
@@ -153,13 +181,40 @@ class VLLMEngine:
         return [_outcome(request, output) for request, output in zip(requests, outputs, strict=True)]
 
 
-def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
-    if os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "0":
-        raise MeasurementError("vLLM's V2 model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0")
+def _check_spec(spec: EngineSpec) -> None:
+    check_options(spec, _SETTINGS, _RESOURCES)
+    if (code := spec.settings.get("model_impl", "auto")) not in _MODEL_IMPLS:
+        raise UsageError(f"model_impl '{code}' is not one of {', '.join(_MODEL_IMPLS)}")
+    _check_ranks(spec.shape, spec.resources.get("tensor_parallel", 1))
+    check_start()
     shape = read_shape(Path(spec.model_dir))
     if shape != spec.shape:
         raise MeasurementError(f"{spec.model_dir} holds a model of shape {shape}, the spec says {spec.shape}")
 
+
+def _check_ranks(shape: ModelShape, ranks: object) -> None:
+    """Here and not only in the workers, which with several ranks are other processes."""
+    if not isinstance(ranks, int) or ranks < 1:
+        raise UsageError(f"tensor_parallel {ranks}: give a whole number from 1")
+    try:
+        Share.of(shape, 0, ranks)
+    except MeasurementError as error:
+        raise UsageError(f"tensor_parallel: {error}") from None
+
+
+def _bind_ranks(ranks: int) -> None:
+    """Gives each rank on a CPU cores of its own among those of this process; vLLM itself wants a NUMA node for each."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= ranks > 1:
+        each = len(cores) // ranks
+        lists = [",".join(map(str, cores[rank * each : (rank + 1) * each])) for rank in range(ranks)]
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(lists))
+
+
+def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    ranks = int(spec.resources.get("tensor_parallel", 1))
+    _bind_ranks(ranks)
     from vllm import LLM
 
     from cs_localize.measure.vllm.gold import ForceGold
@@ -170,9 +225,11 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "model": spec.model_dir,
         "dtype": spec.dtype,
         "trust_remote_code": bool(spec.settings.get("trust_remote_code", False)),
+        "model_impl": str(spec.settings.get("model_impl", "auto")),
         "logits_processors": [ForceGold],
         "logprobs_mode": "raw_logprobs",
         "enforce_eager": bool(resources.get("eager", True)),
+        "tensor_parallel_size": ranks,
         "max_num_seqs": int(resources.get("max_num_seqs", 128)),
         "block_size": int(resources.get("block_size", 32)),
         "gpu_memory_utilization": float(resources.get("gpu_memory_utilization", 0.9)),
@@ -181,9 +238,13 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "disable_log_stats": True,
         "seed": 0,
         **worker_options(
-            shape, neuron_slots + 1, means=bool(spec.mean_prompts), salted=True
+            spec.shape, neuron_slots + 1, means=bool(spec.mean_prompts), salted=True
         ),  # a slot more for the canary
     }
+    if "max_num_batched_tokens" in resources:
+        options["max_num_batched_tokens"] = int(resources["max_num_batched_tokens"])
+    if ranks > 1:
+        options["distributed_executor_backend"] = "mp"  # Ray would want a second place for what a worker has already
     return LLM(**options)
 
 

@@ -18,6 +18,7 @@ from cs_localize.heads import ModelShape
 from cs_localize.measure.geometry import Share, alone, check_contributions, check_counts, single_heads
 from cs_localize.measure.vllm import table as tables
 from cs_localize.measure.vllm.options import read_options
+from cs_localize.measure.vllm.start import told_by_worker
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker as _Worker
@@ -54,6 +55,7 @@ class _RunnerMixin:
 class KnockoutWorker(_Worker):
     """A vLLM worker that scales heads and neurons as each request's ``extra_args['ablation']`` says."""
 
+    @told_by_worker()
     def init_device(self) -> None:
         """Refuses what has not been proven, then lets vLLM build its runner."""
         if self.use_v2_model_runner:
@@ -73,6 +75,7 @@ class KnockoutWorker(_Worker):
             raise MeasurementError(f"vLLM's runner {type(runner).__name__} is not the V1 runner this engine knows")
         runner.__class__ = type("KnockoutRunner", (_RunnerMixin, type(runner)), {})
 
+    @told_by_worker()
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Loads the model and hooks its projections, before vLLM profiles and compiles it."""
         super().load_model(load_dummy_weights=load_dummy_weights)
