@@ -22,6 +22,8 @@ from cs_localize.recover.options import check_above_zero, check_share
 _GROWTH = 48
 _TOLERANCE = 1e-3
 _ZERO = 1e-6
+# With more heads than requests the Gram matrix is singular, and the solver's own 1e-8 keeps it from the last digits.
+_SOLVER_OPTIONS = {"static_regularization_constant": 1e-10}
 
 
 class ConvexSolver(FittedEffects):
@@ -167,7 +169,7 @@ def _solve_active(tasks: list[_Moments], active: NDArray[np.int64], penalty: _Pe
         cost += penalty.norms(common, penalty.shared)
     problem = cp.Problem(cp.Minimize(cost), [total >= common for total in totals])
     try:
-        problem.solve(solver=cp.CLARABEL)  # type: ignore[no-untyped-call]  # cvxpy leaves it untyped
+        problem.solve(solver=cp.CLARABEL, **_SOLVER_OPTIONS)  # type: ignore[no-untyped-call]  # cvxpy leaves it untyped
     except cp.error.SolverError as error:
         raise SolverError(f"the convex program failed: {error}") from None
     if problem.status != cp.OPTIMAL:
