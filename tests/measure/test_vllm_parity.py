@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from benchmarks.parity import DTYPES, MODELS, MODES, TRANSFORMERS_BACKEND, Parity, measured, table
+from tests.ci_scripts import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
 
@@ -44,7 +44,11 @@ def test_architectures_agree_with_transformers_under_every_intervention(mode: st
 
 
 def test_the_documented_table_has_every_model_mode_and_dtype() -> None:
-    rows = [line.split(" | ") for line in Path("docs/engine.md").read_text().splitlines() if line.count(" | ") == 11]
+    rows = [
+        line.split(" | ")
+        for line in (ROOT / "docs" / "engine.md").read_text(encoding="utf-8").splitlines()
+        if line.count(" | ") == 11
+    ]
     assert {(row[0].removeprefix("| "), row[3], row[2]) for row in rows[1:]} == set(product(MODELS, DTYPES, MODES))
     assert len(rows) == 1 + len(MODELS) * len(DTYPES) * len(MODES)
 

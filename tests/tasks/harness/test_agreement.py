@@ -120,7 +120,12 @@ def engine(model: Path) -> Iterator[HFEngine]:
     loaded.close()
 
 
-@pytest.fixture(scope="module", params=WAYS)
+NEEDS_SHARED = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(way, marks=NEEDS_SHARED if way == "gsm8k" else ()) for way in WAYS]
+)
 def both(
     request: pytest.FixtureRequest,
     folder: Path,
@@ -128,8 +133,6 @@ def both(
     engine: HFEngine,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Both:
-    if request.param == "gsm8k" and not SHARED.is_dir():
-        pytest.skip("no ../shared")
     way = WAYS[request.param]
     encoder = Encoder(model)
     options = LmEvalConfig.model_validate({"include_path": str(folder), **way.options})
