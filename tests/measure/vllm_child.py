@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -134,29 +133,34 @@ def conform(spec: EngineSpec, requests: Sequence[Request], asked: Sequence[Reque
     for source in ("one", "one", "another"):
         config.additional_config = {**config.additional_config, "knockout_source": source}
         names.append(config.compute_hash())
-    return {"asked": engine.measure(asked), "graph names": names}
+    before = engine.evidence()["answers_asked_again"]
+    outcomes = engine.measure(asked)
+    again = engine.evidence()["answers_asked_again"] - before
+    return {"asked": outcomes, "asked again": again, "graph names": names}
 
 
-def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[list[Outcome], list[Outcome], int]:
-    """Outcomes one at a time and all at once where the KV cache holds few blocks, and how often a request gave way."""
+def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[list[Outcome], list[Outcome], set[int]]:
+    """Outcomes one at a time and all at once where the KV cache holds few blocks, and which requests gave way."""
     import vllm
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    whole, preempt, preempted = vllm.LLM, Scheduler._preempt_request, Counter[str]()
+    whole, preempt = vllm.LLM, Scheduler._preempt_request
+    preempted: set[str] = set()
 
     def small(**options: object) -> vllm.LLM:
         return whole(**options, num_gpu_blocks_override=blocks, max_model_len=64)
 
-    def counted(self: Scheduler, *args: object, **options: object) -> object:
-        preempted["requests"] += 1
-        return preempt(self, *args, **options)
+    def noted(self: Scheduler, request: Any, *args: object, **options: object) -> object:  # noqa: ANN401  # vLLM's
+        preempted.add(request.cache_salt)
+        return preempt(self, request, *args, **options)
 
     vllm.LLM = small
-    Scheduler._preempt_request = counted
+    Scheduler._preempt_request = noted
     engine = load_engine(spec)
     alone = [engine.measure([request])[0] for request in requests]
     assert not preempted
-    return alone, engine.measure(requests), preempted["requests"]
+    together = engine.measure(requests)
+    return alone, together, {i for i, request in enumerate(requests) if request.ablation.key in preempted}
 
 
 def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) -> tuple[list[Outcome], dict[str, str]]:

@@ -23,6 +23,7 @@ from cs_localize.outcomes import Item, Outcome
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.logprobs import Logprob
 
 _SETTINGS = {"trust_remote_code", "model_impl"}
 _RESOURCES = {
@@ -69,6 +70,7 @@ class VLLMEngine:
         self._neuron_slots = int(spec.resources.get("neuron_slots", 24))
         self.means: str = spec.means
         self._cached_tokens = 0
+        self._answers_asked_again = 0
         with in_one_line("load the model"):
             self._llm = _load(spec, self._neuron_slots)
             self.architecture: str = self._llm.collective_rpc("architecture")[0]
@@ -105,6 +107,7 @@ class VLLMEngine:
         return {
             **counters,
             "cached_prompt_tokens": self._cached_tokens,
+            "answers_asked_again": self._answers_asked_again,
             "canary_baseline": baseline,
             "canary_ablated": ablated,
             "canary_neurons": self._neuron_canary[1],
@@ -176,9 +179,21 @@ class VLLMEngine:
                 )
 
     def _generate(self, requests: Sequence[Request]) -> list[Outcome]:
-        outputs = self._llm.generate([_prompt(r) for r in requests], [_params(r) for r in requests], use_tqdm=False)
-        self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
+        outputs = self._ask(requests, [_params(request) for request in requests])
+        # The cache may hold first tokens of an answer too, after the same question or a choice that begins alike.
+        unread = [i for i, output in enumerate(outputs) if any(math.isnan(e.logprob) for _, e in _entries(output))]
+        if unread:
+            self._answers_asked_again += len(unread)
+            again = [requests[i] for i in unread]
+            whole = self._ask(again, [_params(request, read_cache=False) for request in again])
+            for i, output in zip(unread, whole, strict=True):
+                outputs[i] = output
         return [_outcome(request, output) for request, output in zip(requests, outputs, strict=True)]
+
+    def _ask(self, requests: Sequence[Request], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        outputs = self._llm.generate([_prompt(request) for request in requests], params, use_tqdm=False)
+        self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
+        return outputs
 
 
 def _check_spec(spec: EngineSpec) -> None:
@@ -234,7 +249,7 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "block_size": int(resources.get("block_size", 32)),
         "gpu_memory_utilization": float(resources.get("gpu_memory_utilization", 0.9)),
         "enable_prefix_caching": bool(resources.get("prefix_cache", True)),
-        "async_scheduling": False,  # the forced token of a step depends on the step before
+        "async_scheduling": False,  # a step's counters are read before the next is prepared
         "disable_log_stats": True,
         "seed": 0,
         **worker_options(
@@ -270,10 +285,11 @@ def _canary(ablation: Ablation, answer: tuple[int, ...]) -> Request:
 
 def _prompt(request: Request) -> TokensPrompt:
     # Keys and values above the first ablated layer depend on the ablation: the salt keeps the prefix cache apart.
-    return {"prompt_token_ids": list(request.prompt_ids), "cache_salt": request.ablation.key}
+    answer = request.answer_ids[:-1] if request.mode == "score" else ()
+    return {"prompt_token_ids": [*request.prompt_ids, *answer], "cache_salt": request.ablation.key}
 
 
-def _params(request: Request) -> SamplingParams:
+def _params(request: Request, read_cache: bool = True) -> SamplingParams:
     from vllm import SamplingParams
 
     extra: dict[str, Any] = {"ablation": request.ablation.encode()}
@@ -282,24 +298,33 @@ def _params(request: Request) -> SamplingParams:
     extra["gold"] = list(request.answer_ids)
     return SamplingParams(
         temperature=0,
-        max_tokens=len(request.answer_ids),
+        max_tokens=1,
         logprobs=0,
+        prompt_logprobs=0 if len(request.answer_ids) > 1 else None,
+        skip_reading_prefix_cache=not read_cache,
         ignore_eos=True,
         detokenize=False,
         extra_args=extra,
     )
 
 
+def _entries(output: RequestOutput) -> list[tuple[int, Logprob]]:
+    """Tokens and log-probabilities of a scored answer: those in the prompt, and that of the forced one."""
+    steps = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]  # a prompt's first has none
+    return [next(iter(step.items())) for step in steps if step]
+
+
 def _outcome(request: Request, output: RequestOutput) -> Outcome:
     completion = output.outputs[0]
-    tokens = len(request.prompt_ids) + len(completion.token_ids)
     if request.mode == "generate":
+        tokens = len(request.prompt_ids) + len(completion.token_ids)
         return Outcome(math.nan, False, completion.text, tokens)
-    if tuple(completion.token_ids) != request.answer_ids:
-        raise MeasurementError(f"the answer of item {request.item.id} was not forced: is the logits processor active?")
-    steps = [step for step in completion.logprobs or () if step is not None]
-    entries = [step[token] for step, token in zip(steps, request.answer_ids, strict=True)]
-    score = math.fsum(entry.logprob for entry in entries)
+    entries = _entries(output)
+    scored = tuple(token for token, _ in entries)
+    if scored != request.answer_ids or tuple(completion.token_ids) != request.answer_ids[-1:]:
+        raise MeasurementError(f"the answer of item {request.item.id} was not scored: is the logits processor active?")
+    score = math.fsum(entry.logprob for _, entry in entries)
     if not math.isfinite(score):
         raise MeasurementError(f"item {request.item.id} scored {score} under {request.ablation}")
-    return Outcome(score, all(entry.rank == 1 for entry in entries), "", tokens)
+    tokens = len(request.prompt_ids) + len(request.answer_ids)
+    return Outcome(score, all(entry.rank == 1 for _, entry in entries), "", tokens)

@@ -17,6 +17,7 @@ from cs_localize.errors import MeasurementError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.geometry import Share, alone, check_contributions, check_counts, single_heads
 from cs_localize.measure.vllm import table as tables
+from cs_localize.measure.vllm.gold import answer_rows, gold_of
 from cs_localize.measure.vllm.options import read_options
 from cs_localize.measure.vllm.start import told_by_worker
 
@@ -32,6 +33,8 @@ _HOOKED = {"o_proj": "scale_heads", "down_proj": "scale_neurons"}
 class _RunnerMixin:
     """Tells the table which request owns which token of the step. Placed before vLLM's V1 runner in the class order."""
 
+    num_prompt_logprobs: dict[str, int]
+
     def _prepare_inputs(self, scheduler_output: object, num_scheduled_tokens: NDArray[np.int32]) -> object:
         # Here the batch is in its final order, and num_scheduled_tokens runs parallel to it.
         ablations = [self._ablation_of(req_id) for req_id in self.input_batch.req_ids]  # type: ignore[attr-defined]
@@ -43,6 +46,18 @@ class _RunnerMixin:
         if self.vllm_config.additional_config["knockout_verified"]:  # type: ignore[attr-defined]
             tables.active().verify()
         return output
+
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+    ) -> dict[str, object]:
+        # What vLLM would compute for a whole prompt; of requests that score an answer, just the answer's rows.
+        asked = self.num_prompt_logprobs
+        golds = {req_id: gold for req_id in asked if (gold := gold_of(self.requests[req_id].sampling_params))}  # type: ignore[attr-defined]
+        complete = answer_rows(self, golds, hidden_states, num_scheduled_tokens)
+        self.num_prompt_logprobs = {req_id: count for req_id, count in asked.items() if req_id not in golds}
+        others: dict[str, object] = super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)  # type: ignore[misc]
+        self.num_prompt_logprobs |= {req_id: asked[req_id] for req_id in golds if req_id not in complete}
+        return others | complete
 
     def _ablation_of(self, req_id: str) -> str:
         params = self.requests[req_id].sampling_params  # type: ignore[attr-defined]
