@@ -86,6 +86,7 @@ SOLVERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 BUDGETS = (1 / 3, 2 / 3, 1, 2, 4)
 """Requests a task, in multiples of the number of heads."""
+_EVERY_SOLVER = 1024  # heads up to which all solvers are timed
 _PANEL = (330, 230)
 _MOST_NAMED = 50  # beyond, four tasks leave too few other heads of 270
 COLUMNS = ("heads", "named", "requests", "method", "repeats", "hit", "recall", "damage")
@@ -315,20 +316,29 @@ def plot(rows: Sequence[tuple[object, ...]]) -> str:
 
 
 def speed(large: bool) -> None:
-    """Prints the CPU seconds of every solver, and the growth with heads and requests."""
+    """Prints the seconds and the memory of every solver, and how the seconds grow with the heads."""
     print("    heads  requests  what                   seconds  peak memory, GiB")
-    for heads, requests in ((270, 900), (512, 1500), (1024, 3000)):
+    taken: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for heads, requests in ((270, 900), (512, 1500), (1024, 3000), *([(5120, 15_000)] if large else [])):
         table = one_task(heads, requests)
-        for name in ("lasso", "omp", "saturating", "cvxpy", "ridge", "marginal"):
-            clock(heads, requests, name, partial(make_solver(name).fit, table))
-        resample = partial(selection_frequencies, table, make_solver("lasso"), 100, np.random.default_rng(0))
-        clock(heads, requests, "lasso, 100 resamples", resample)
-    if large:
-        table = one_task(5120, 15_000)
-        for name in ("lasso", "omp"):
-            clock(5120, 15_000, name, partial(make_solver(name).fit, table))
-        resample = partial(selection_frequencies, table, make_solver("lasso"), 30, np.random.default_rng(0))
-        clock(5120, 15_000, "lasso, 30 resamples", resample)
+        lasso = make_solver("lasso")
+        calls: dict[str, Callable[[], object]] = {
+            "lasso": partial(lasso.fit, table),
+            "lasso, 100 resamples": partial(selection_frequencies, table, lasso, 100, np.random.default_rng(0)),
+        }
+        names = ("omp",) if heads > _EVERY_SOLVER else ("omp", "saturating", "cvxpy", "ridge", "marginal")
+        calls |= {name: partial(make_solver(name).fit, table) for name in names}
+        for what, call in calls.items():
+            taken[what][heads] = clock(heads, requests, what, call)
+    print("\nSeconds grow with the heads to the power of:")
+    for what, seconds in taken.items():
+        print(f"  {what:<22} {growth(seconds):.1f}")
+
+
+def growth(seconds: Mapping[int, float]) -> float:
+    """The exponent of a power law between the two largest numbers of heads, whose requests grow alike."""
+    smaller, larger = sorted(seconds)[-2:]
+    return float(np.log(seconds[larger] / seconds[smaller]) / np.log(larger / smaller))
 
 
 def one_task(heads: int, requests: int) -> MeasurementTable:
@@ -344,12 +354,14 @@ def one_task(heads: int, requests: int) -> MeasurementTable:
     return MeasurementTable(shape, ("a",), task, design.items, design.masks, -damage, zeros, damage < 1, task)
 
 
-def clock(heads: int, requests: int, what: str, call: Callable[[], object]) -> None:
-    """Times one call and prints a row; seconds of the processor, whatever else the machine does."""
-    start = time.process_time()
+def clock(heads: int, requests: int, what: str, call: Callable[[], object]) -> float:
+    """Times one call, prints a row and returns the seconds. The memory is the most that the process has had so far."""
+    start = time.perf_counter()
     call()
+    seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{heads:>9,} {requests:>9,}  {what:<22} {time.process_time() - start:>7.2f}  {peak:.2f}", flush=True)
+    print(f"{heads:>9,} {requests:>9,}  {what:<22} {seconds:>7.2f}  {peak:.2f}", flush=True)
+    return seconds
 
 
 if __name__ == "__main__":

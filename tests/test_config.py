@@ -207,6 +207,7 @@ def test_masks_of_ones_own_exclude_what_only_drawn_ones_have() -> None:
         "kind": "bernoulli",
         "knock_out": "kv_group",
         "layer_density": {0: 0.1},
+        "pilot": {"requests_a_layer": 1},
     }.items():
         message = refusal({**MINIMAL, "design": {"masks": "m.npy", name: value}})
         assert message == f"'design': masks of your own leave nothing for {name} to say; give one of the two"
@@ -214,6 +215,21 @@ def test_masks_of_ones_own_exclude_what_only_drawn_ones_have() -> None:
     assert study.design.pilot_requests(30) == 0
     assert parse_study(yaml.safe_load(dump_study(study))) == study
     assert study.located(Path("/studies")).design.masks == "/studies/m.npy"
+
+
+@pytest.mark.parametrize("method", ["sweep", "thin_sweep", "greedy", "thompson", "attribution", "random"])
+def test_options_that_a_method_would_ignore_are_refused(method: str) -> None:
+    for section, option, value in (
+        ("design", "requests", 300),
+        ("design", "pilot", {"requests_a_layer": 0}),
+        ("solver", "name", "omp"),
+        ("solver", "options", {"alpha": 0.02}),
+    ):
+        assert refusal({**MINIMAL, "method": method, section: {option: value}}) == (
+            f"the method {method} has no use for {section}.{option}; leave it out, or name the method sparse"
+        )
+    plain = parse_study({**MINIMAL, "method": method})
+    assert parse_study(yaml.safe_load(dump_study(plain))) == plain
 
 
 def test_a_study_cannot_be_changed_once_validated() -> None:

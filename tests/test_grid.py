@@ -16,7 +16,7 @@ from filelock import FileLock
 
 import cs_localize.grid.run as grid_run
 from cs_localize.cli import main
-from cs_localize.config import StudyConfig
+from cs_localize.config import DesignConfig, SolverConfig, StudyConfig
 from cs_localize.errors import UsageError
 from cs_localize.folder import StudyResult, load_result
 from cs_localize.grid import Cell, CellResult, load_grid, parse_grid
@@ -83,6 +83,17 @@ def test_what_a_model_or_a_method_changes_is_merged_into_the_base_option_by_opti
     assert last.engine.planted["shape"] == first.engine.planted["shape"]
     assert (first.solver.name, last.solver.name) == ("lasso", "cvxpy")
     assert (last.tasks, last.controls) == (("capitals", "counting"), ("antonyms",))
+
+
+def test_design_and_solver_of_the_base_are_for_the_cells_that_use_them() -> None:
+    base = {"design": {"requests": 300}, "solver": {"name": "omp"}}
+    masks, thin = cells(
+        base=base, models=["m"], task_sets={"s": TASKS}, methods={"masks": {}, "thin": {"method": "thin_sweep"}}
+    )
+    assert (masks.study.design.requests, masks.study.solver.name) == (300, "omp")
+    assert (thin.study.design, thin.study.solver) == (DesignConfig(), SolverConfig())
+    with pytest.raises(UsageError, match=r"thin: the method thin_sweep has no use for design.requests"):
+        cells(models=["m"], methods={"thin": {"method": {"name": "thin_sweep"}, "design": {"requests": 300}}})
 
 
 def test_all_cells_share_one_ledger_in_the_folder_of_the_grid_or_the_one_the_base_names() -> None:

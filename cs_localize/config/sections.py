@@ -166,7 +166,7 @@ class DesignConfig(Section):
 
     @model_validator(mode="after")
     def _masks_and_layers_make_sense(self) -> DesignConfig:
-        drawn = ("kind", "density", "fragile_density", "layer_density", "knock_out")
+        drawn = ("kind", "density", "fragile_density", "layer_density", "knock_out", "pilot")
         # A study that is written down has every default in it, so what counts is what differs from them.
         given = [
             name

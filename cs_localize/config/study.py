@@ -100,6 +100,11 @@ class StudyConfig(Section):
             )
         if self.select.by == "knockoffs" and self.method.name != "sparse":
             raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
+        ignored = [*_given("design", self.design), *_given("solver", self.solver)]
+        if self.method.name != "sparse" and ignored:
+            raise ValueError(
+                f"the method {self.method.name} has no use for {ignored[0]}; leave it out, or name the method sparse"
+            )
         drawn = (self.design.kind, self.design.unit, self.design.knock_out, self.design.masks)
         if self.select.by == "knockoffs" and drawn != ("bernoulli", "request", "head", None):
             raise ValueError(
@@ -134,6 +139,11 @@ class StudyConfig(Section):
         if design.masks is not None:
             design = design.model_copy(update={"masks": os.path.abspath(folder / design.masks)})
         return self.model_copy(update={"data": at, "design": design})
+
+
+def _given(name: str, section: Section) -> list[str]:
+    """The options of a section that differ from their defaults, all of which a study has that is written down."""
+    return [f"{name}.{field}" for field, value in section if value != getattr(type(section)(), field)]
 
 
 def parse_study(data: object, source: str = "study") -> StudyConfig:

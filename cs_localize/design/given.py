@@ -33,6 +33,8 @@ def read_masks(path: Path, shape: ModelShape, task: str) -> Masks:
         UsageError: if the file cannot be read, holds no masks, or a mask is empty or not of this model; with the number
             of the line, or of the mask counted from 1.
     """
+    if path.is_dir():
+        raise UsageError(f"design.masks: {path} is a folder; give a file, such as the design.npz of a study's folder")
     if path.suffix == ".jsonl":
         masks = _from_lines(path, shape)
     elif path.suffix in (".npy", ".npz"):

@@ -154,7 +154,7 @@ def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...
         for task_set, chosen in grid.task_sets.items():
             for method, of_method in grid.methods.items():
                 try:
-                    study = _merged(_merged(shared, of_model), of_method)
+                    study = _merged(_of_use(_merged(shared, of_model), of_method), of_method)
                 except RecursionError:
                     raise UsageError(f"{source}: an option holds itself; write it out without '*'") from None
                 study["tasks"] = list(chosen.tasks)
@@ -188,6 +188,13 @@ def _check_folders(cells: list[Cell], source: str) -> None:
         other = seen.setdefault(cell.folder.casefold(), cell)
         if other is not cell:
             raise UsageError(f"{source}: {other.name} and {cell.name} would share a folder; rename one of their parts")
+
+
+def _of_use(shared: Mapping[str, Any], of_method: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What cells share, without the design and the solver where a cell's method is another than the sparse one."""
+    method = of_method.get("method", shared.get("method", "sparse"))
+    name = method.get("name", "sparse") if isinstance(method, Mapping) else method
+    return shared if name == "sparse" else {key: shared[key] for key in shared if key not in ("design", "solver")}
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

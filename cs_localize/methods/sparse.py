@@ -164,6 +164,11 @@ class Sparse:
 
     def _rates(self, shape: ModelShape, fragile: Sequence[int]) -> NDArray[np.float64]:
         design = self.design
+        outside = [layer for layer in design.densities if layer >= shape.layers]
+        if outside:
+            raise UsageError(
+                f"design.layer_density: there is no layer {outside[0]}; this model has layers 0..{shape.layers - 1}"
+            )
         return inclusion_rates(shape, design.density, fragile, design.fragile_density, design.densities)
 
     def _solver(self) -> Solver:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array, csr_array
 
 from cs_localize.errors import SolverError
 from cs_localize.outcomes import MeasurementTable
@@ -16,19 +18,24 @@ class TaskArrays:
     """One task.
 
     Attributes:
-        masks: ``[rows, n_heads]`` float, 1 where the head was knocked out.
+        masks: ``[rows, n_heads]`` float, 1 where the head was knocked out; sparse, as designs are.
         damage: ``[rows]`` nats, item effects removed.
         item: ``[rows]`` int, the items numbered from 0.
     """
 
-    masks: NDArray[np.float64]
+    masks: csc_array
     damage: NDArray[np.float64]
     item: NDArray[np.int64]
 
-    @property
+    @cached_property
+    def rates(self) -> NDArray[np.float64]:
+        """``[n_heads]``, the share of the requests that knocked out each head."""
+        return np.asarray(self.masks.sum(axis=0) / len(self.damage))
+
+    @cached_property
     def untested(self) -> NDArray[np.bool_]:
         """``[n_heads]``, True where a head was never knocked out, or in every request: nothing is known of it."""
-        return np.ptp(self.masks, axis=0) == 0 if len(self.masks) else np.ones(self.masks.shape[1], dtype=bool)
+        return np.asarray((self.rates == 0) | (self.rates == 1))
 
     def penalties(self, alpha: float) -> NDArray[np.float64]:
         """The l1 penalty of every head's effect on the standardised damage, ``[n_heads]``.
@@ -37,21 +44,21 @@ class TaskArrays:
         standard deviation of its column: ``alpha`` is the penalty at 1,000 requests of the median tested head. Without
         the second part, heads that a design knocks out rarely would be shrunk most.
         """
-        deviation = self.masks.std(axis=0)
+        deviation = np.sqrt(self.rates * (1 - self.rates))
         tested = ~self.untested
         relative = np.ones(len(deviation))
         if tested.any():
             relative[tested] = deviation[tested] / np.median(deviation[tested])
-        return np.asarray(alpha * (1000 / len(self.masks)) ** 0.5 * relative)
+        return np.asarray(alpha * (1000 / len(self.damage)) ** 0.5 * relative)
 
     def moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The covariances of the heads' columns, ``[n_heads, n_heads]``, and those with the damage, ``[n_heads]``."""
-        masks = self.masks - self.masks.mean(axis=0)
-        return masks.T @ masks / len(masks), masks.T @ (self.damage - self.damage.mean()) / len(masks)
+        gram = together(self.masks) / len(self.damage) - np.outer(self.rates, self.rates)
+        return gram, np.asarray(self.masks.T @ (self.damage - self.damage.mean()) / len(self.damage))
 
     def intercept(self, effects: NDArray[np.float64]) -> float:
         """Where a sum of effects ``[n_heads]`` meets the mean damage, in nats; untested heads count for nothing."""
-        return float(self.damage.mean() - self.masks.mean(axis=0) @ np.where(self.untested, 0.0, effects))
+        return float(self.damage.mean() - self.rates @ np.where(self.untested, 0.0, effects))
 
     @property
     def spread(self) -> float:
@@ -63,6 +70,22 @@ def spread_of(values: NDArray[np.float64]) -> float:
     """The standard deviation of ``[rows]`` values; 0 where they are constant up to rounding."""
     spread = float(values.std())
     return spread if spread > 1e-9 * max(1.0, float(np.abs(values).max())) else 0.0
+
+
+def sparse_masks(masks: NDArray[np.bool_]) -> csc_array:
+    """Masks ``[rows, n_heads]`` as a sparse matrix of ones."""
+    # scipy converts an array of two dimensions several times as slowly.
+    positions = np.flatnonzero(masks) % masks.shape[1]
+    starts = np.append(0, np.cumsum(masks.sum(axis=1)))
+    # scikit-learn takes no wider index.
+    indices = positions.astype(np.int32), starts.astype(np.int32)
+    return csr_array((np.ones(len(positions)), *indices), shape=masks.shape).tocsc()
+
+
+def together(masks: csc_array) -> NDArray[np.float64]:
+    """How many masks knock out both of two heads, ``[n_heads, n_heads]``."""
+    dense = masks.toarray().astype(np.float32)  # whole numbers, and exact up to 2**24 rows
+    return np.asarray(dense.T @ dense, dtype=np.float64)
 
 
 def mask_numbers(masks: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -90,7 +113,7 @@ def task_arrays(table: MeasurementTable, floor: float) -> list[TaskArrays]:
         if bad:
             raise SolverError(f"{bad} of {len(rows)} outcomes of task '{task}' have no finite score; measure again")
         item = np.unique(table.item[rows], return_inverse=True)[1]
-        result.append(TaskArrays(table.masks[rows].astype(float), _without_items(damage[rows], item), item))
+        result.append(TaskArrays(sparse_masks(table.masks[rows]), _without_items(damage[rows], item), item))
     return result
 
 

@@ -62,7 +62,7 @@ def bootstrap_intervals(
         rest = solver.effects_[row].copy()
         rest[heads] = 0.0
         target = arrays.damage - arrays.masks @ rest
-        columns = np.column_stack([arrays.masks[:, heads[tested]], np.ones(len(target))])
+        columns = np.column_stack([arrays.masks[:, heads[tested]].toarray(), np.ones(len(target))])
         effect[row, tested] = _least_squares(columns, target, np.ones(len(target)))
         draws = np.stack([_least_squares(columns, target, _weights(arrays, rng)) for _ in range(n)])
         low[row, tested], high[row, tested] = np.quantile(draws, [0.025, 0.975], axis=0)

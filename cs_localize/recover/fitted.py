@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from cs_localize.outcomes import MeasurementTable
+from cs_localize.recover.arrays import sparse_masks
 
 
 class FittedEffects(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -18,5 +19,8 @@ class FittedEffects(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships 
 
     def predict(self, table: MeasurementTable) -> NDArray[np.float64]:
         """The damage that a fit to other outcomes of the same tasks expects of every request, ``[rows]`` nats."""
-        summed = np.sum(table.masks * self.effects_[table.task], axis=1)
-        return np.asarray(self.intercept_[table.task] + summed)
+        predicted = self.intercept_[table.task]
+        for row, task in enumerate(table.tasks):
+            rows = table.rows_of(task)
+            predicted[rows] += sparse_masks(table.masks[rows]) @ self.effects_[row]
+        return predicted

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import hstack
 
 from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
-from cs_localize.recover.arrays import TaskArrays, task_arrays
+from cs_localize.recover.arrays import TaskArrays, sparse_masks, task_arrays
 from cs_localize.recover.lasso import LassoSolver
 
 _FAR = 5.0  # standard deviations that independent masks keep within
@@ -79,8 +80,8 @@ def knockoff_selection(
     solver = LassoSolver(alpha, floor)
     statistic = np.zeros((len(table.tasks), table.shape.n_heads))
     for row, (task, arrays) in enumerate(zip(table.tasks, task_arrays(table, floor), strict=True)):
-        copies = (rng.random(arrays.masks.shape) < rates).astype(float)
-        both = TaskArrays(np.hstack([arrays.masks, copies]), arrays.damage, arrays.item)
+        copies = sparse_masks(rng.random(arrays.masks.shape) < rates)
+        both = TaskArrays(hstack([arrays.masks, copies], format="csc"), arrays.damage, arrays.item)
         if arrays.spread > 0 and not both.untested.all():
             effects = np.maximum(solver.fit_task(both, task)[0], 0.0) / arrays.spread
             statistic[row] = effects[: len(rates)] - effects[len(rates) :]

@@ -44,17 +44,17 @@ class LassoSolver(PerTaskSolver):
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """One Lasso; see ``PerTaskSolver``."""
-        return self.weighted(arrays, arrays.damage, np.ones(len(arrays.damage)), task)
+        return self.weighted(arrays, arrays.damage, None, task)
 
     def weighted(
-        self, arrays: TaskArrays, target: NDArray[np.float64], weights: NDArray[np.float64], task: str
+        self, arrays: TaskArrays, target: NDArray[np.float64], weights: NDArray[np.float64] | None, task: str
     ) -> tuple[NDArray[np.float64], float]:
         """The Lasso of one task, with a target of one's own and rows that count differently.
 
         Args:
             arrays: the masks, and with them the penalties.
             target: ``[rows]`` nats, not constant.
-            weights: ``[rows]`` above 0, what a row counts.
+            weights: ``[rows]`` above 0, what a row counts; None if all count alike.
             task: its name, for errors.
 
         Returns:
@@ -68,11 +68,13 @@ class LassoSolver(PerTaskSolver):
         penalties = arrays.penalties(self.alpha)
         reference = float(np.median(penalties))
         scale = penalties / reference
+        columns = arrays.masks.copy()
+        columns.data /= np.repeat(scale, np.diff(columns.indptr))
         lasso = Lasso(alpha=reference, positive=self.positive, max_iter=self.max_iter, tol=1e-6)
         with warnings.catch_warnings():
             warnings.simplefilter("error", ConvergenceWarning)
             try:
-                lasso.fit(arrays.masks / scale, (target - mean) / spread, sample_weight=weights)
+                lasso.fit(columns, (target - mean) / spread, sample_weight=weights)
             except ConvergenceWarning:
                 raise SolverError(f"the Lasso of task '{task}' did not converge; raise alpha or max_iter") from None
         effects = np.where(arrays.untested, 0.0, lasso.coef_ / scale * spread)

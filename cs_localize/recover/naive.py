@@ -26,8 +26,7 @@ class MarginalSolver(PerTaskSolver):
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """Differences of means; see ``PerTaskSolver``."""
-        share = arrays.masks.mean(axis=0)
-        variance = np.where(arrays.untested, 1.0, share * (1 - share))
+        variance = np.where(arrays.untested, 1.0, arrays.rates * (1 - arrays.rates))
         effects = arrays.masks.T @ (arrays.damage - arrays.damage.mean()) / len(arrays.damage) / variance
         return effects, arrays.intercept(effects)
 

@@ -39,15 +39,16 @@ class OmpSolver(PerTaskSolver):
 
     def fit_task(self, arrays: TaskArrays, task: str) -> tuple[NDArray[np.float64], float]:
         """The path of least squares up to the chosen number of heads; see ``PerTaskSolver``."""
-        fold, limit = self._folds(arrays), min(self.limit, arrays.masks.shape[1])
-        errors = np.sum([_held_back_errors(arrays, fold == held, limit) for held in np.unique(fold)], axis=0)
-        path = _effects(arrays.masks, arrays.damage, limit)
+        masks, damage = arrays.masks.toarray(), arrays.damage
+        fold, limit = self._folds(masks, damage), min(self.limit, masks.shape[1])
+        errors = np.sum([_held_back_errors(masks, damage, fold == held, limit) for held in np.unique(fold)], axis=0)
+        path = _effects(masks, damage, limit)
         effects = path[:, min(int(np.argmin(errors)), path.shape[1] - 1)]
         return effects, arrays.intercept(effects)
 
-    def _folds(self, arrays: TaskArrays) -> NDArray[np.int64]:
-        mask = mask_numbers(arrays.masks)
-        means = np.bincount(mask, weights=arrays.damage) / np.bincount(mask)
+    def _folds(self, masks: NDArray[np.float64], damage: NDArray[np.float64]) -> NDArray[np.int64]:
+        mask = mask_numbers(masks)
+        means = np.bincount(mask, weights=damage) / np.bincount(mask)
         place = np.argsort(np.argsort(means, kind="stable"), kind="stable")
         return np.asarray(place[mask] % min(self.folds, len(place)))
 
@@ -70,10 +71,12 @@ def _effects(masks: NDArray[np.float64], damage: NDArray[np.float64], limit: int
     return effects
 
 
-def _held_back_errors(arrays: TaskArrays, held: NDArray[np.bool_], limit: int) -> NDArray[np.float64]:
+def _held_back_errors(
+    masks: NDArray[np.float64], damage: NDArray[np.float64], held: NDArray[np.bool_], limit: int
+) -> NDArray[np.float64]:
     """Squared error on the held-back rows by number of heads, ``[limit + 1]``; past the path's end, that of its end."""
-    masks, damage = arrays.masks[~held], arrays.damage[~held]
-    effects = _effects(masks, damage, limit)
-    predicted = damage.mean() + (arrays.masks[held] - masks.mean(axis=0)) @ effects
-    errors = np.sum((arrays.damage[held, None] - predicted) ** 2, axis=0)
+    seen, target = masks[~held], damage[~held]
+    effects = _effects(seen, target, limit)
+    predicted = target.mean() + (masks[held] - seen.mean(axis=0)) @ effects
+    errors = np.sum((damage[held, None] - predicted) ** 2, axis=0)
     return np.pad(errors, (0, limit + 1 - len(errors)), mode="edge")

@@ -40,7 +40,7 @@ def refit_heads(
     single = np.repeat(list(alone), [len(damage) for damage in alone.values()]).astype(np.int64)
     rest = effects.copy()
     rest[heads] = 0.0
-    columns = np.concatenate([arrays.masks[:, heads], single[:, None] == heads])
+    columns = np.concatenate([arrays.masks[:, heads].toarray(), single[:, None] == heads])
     columns = np.column_stack([columns, np.repeat([1.0, 0.0], [len(arrays.damage), len(single)])])
     target = np.concatenate([arrays.damage - arrays.masks @ rest, *alone.values()])
     relative = _relative_variance(alone)

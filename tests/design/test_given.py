@@ -80,6 +80,11 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> No
         read_masks(tmp_path / name, SHAPE, "a")
 
 
+def test_a_folder_is_no_file_of_masks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a folder; give a file, such as the design.npz of a study's folder"):
+        read_masks(tmp_path, SHAPE, "a")
+
+
 def test_given_masks_are_used_in_order_and_again_with_items_in_turn() -> None:
     design = given_design(MASKS, "request", 20, 5, 1, np.random.default_rng(0))
     assert np.array_equal(design.masks, MASKS[np.arange(20) % 7])

@@ -36,7 +36,7 @@ def test_a_layer_is_knocked_out_as_often_as_the_study_says_whatever_the_pilot_fi
 
 
 def test_a_layer_that_the_model_lacks_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no layer 10"):
+    with pytest.raises(UsageError, match=r"design.layer_density: there is no layer 10; this model has layers 0..9"):
         localized(requests=60, layer_density={"8-10": 0.1})
 
 

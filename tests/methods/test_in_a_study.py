@@ -122,7 +122,7 @@ def test_the_methods_of_a_grid_share_the_ledger(studies: dict[str, StudyResult])
 
 def test_attribution_is_refused_for_the_planted_engine() -> None:
     with pytest.raises(UsageError, match="the planted engine has no gradients for the method attribution"):
-        check_study(parse_study(planted(method="attribution")))
+        check_study(parse_study(planted(method="attribution", design={})))
 
 
 @pytest.mark.model
@@ -133,6 +133,7 @@ def test_attribution_ranks_the_heads_of_a_real_model_in_a_study(tmp_path: Path) 
         tasks=list(TASKS),
         search_items=6,
         method="attribution",
+        design={},
         engine={"name": "hf", "workers": 1},
         select={"requests": 1},
         confirm={"enabled": False},

@@ -37,7 +37,7 @@ def test_the_convex_solver_reaches_the_optimum_of_the_program_it_states(group: f
     for arrays, weights in zip(tasks, own, strict=True):
         part = cp.Variable(table.shape.n_heads, nonneg=True)
         target = (arrays.damage - arrays.damage.mean()) / arrays.spread
-        residual = (arrays.masks - arrays.masks.mean(axis=0)) @ (common + part) - target
+        residual = (arrays.masks.toarray() - arrays.rates) @ (common + part) - target
         cost += cp.sum_squares(residual) / (2 * len(target)) + price(part, weights)
         totals.append((common + part) * arrays.spread)
     cp.Problem(cp.Minimize(cost)).solve(solver=cp.CLARABEL)

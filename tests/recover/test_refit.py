@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_localize.recover import TaskArrays, refit_heads, undecided_heads
+from cs_localize.recover.arrays import sparse_masks
 
 
 def arrays(effects: NDArray[np.float64], rows: int, noise: float, seed: int = 0) -> TaskArrays:
     """Damage that is the sum of the effects of the heads knocked out, plus noise."""
     rng = np.random.default_rng(seed)
-    masks = (rng.random((rows, len(effects))) < 0.2).astype(float)
-    return TaskArrays(masks, masks @ effects + rng.normal(0, noise, rows), np.arange(rows))
+    masks = rng.random((rows, len(effects))) < 0.2
+    return TaskArrays(sparse_masks(masks), masks @ effects + rng.normal(0, noise, rows), np.arange(rows))
 
 
 TRUE = np.array([2.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
@@ -36,7 +39,9 @@ def test_damage_of_heads_alone_settles_what_few_noisy_masks_leave_open() -> None
 
 def test_a_head_that_was_never_knocked_out_has_no_effect() -> None:
     seen = arrays(TRUE, 50, 0.1)
-    seen.masks[:, 2] = 0.0
+    masks = seen.masks.toarray().astype(bool)
+    masks[:, 2] = False
+    seen = replace(seen, masks=sparse_masks(masks))
     assert abs(refit_heads(seen, np.zeros(8), np.array([0, 2]), {})[2]) < 1e-9
 
 
