@@ -232,6 +232,21 @@ def test_options_that_a_method_would_ignore_are_refused(method: str) -> None:
     assert parse_study(yaml.safe_load(dump_study(plain))) == plain
 
 
+def test_the_folder_of_yaml_tasks_is_beside_the_study_wherever_the_command_is_given(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**MINIMAL, "lm_eval": {"include_path": "mine"}}))
+    assert load_study(path).lm_eval.include_path == str(tmp_path / "mine")
+    with pytest.raises(UsageError) as refused:
+        load_study(path, ("lm_eval.include_path=yours",))
+    looked = tmp_path / "yours"
+    assert str(refused.value) == (
+        f"lm_eval.include_path: there is no folder yours beside the study: {looked} was looked for"
+    )
+    with pytest.raises(UsageError, match=r"there is no folder /no/such$"):
+        load_study(path, ("lm_eval.include_path=/no/such",))
+
+
 def test_a_study_cannot_be_changed_once_validated() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse_study(MINIMAL).__setattr__("seed", 3)

@@ -298,7 +298,7 @@ class LmEvalConfig(Section):
         None,
         min_length=1,
         pattern=r"^[^\x00]*$",
-        description="Folder of your own YAML tasks, as lm-eval's --include_path.",
+        description="Folder of your own YAML tasks, as lm-eval's --include_path; relative to the study file.",
     )
     num_fewshot: dict[str, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict, description="Few-shot examples by task or group. Default: the task's own number."

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +24,14 @@ def rewritten(heads: object, **fields: object) -> dict[str, Any]:
     return found
 
 
-def scope(path: str = "/v1/completions", method: str = "POST", worker: str = WORKER) -> dict[str, Any]:
+def scope(
+    path: str = "/v1/completions", method: str = "POST", worker: str = WORKER, keys: Sequence[str] = ()
+) -> dict[str, Any]:
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(worker_cls=worker),
         additional_config={"knockout_shape": asdict(SHAPE), "knockout_salted": True},
     )
-    app = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+    app = SimpleNamespace(state=SimpleNamespace(vllm_config=config, args=SimpleNamespace(api_key=list(keys))))
     headers = [(b"Content-Length", b"3"), (b"authorization", b"x")]
     return {"type": "http", "method": method, "path": path, "headers": headers, "app": app}
 
@@ -53,6 +55,24 @@ def served(asked: dict[str, Any], *parts: bytes) -> tuple[dict[str, Any] | None,
 
     asyncio.run(AblationMiddleware(app)(asked, receive, send))
     return (reached[0] if reached else None), sent
+
+
+async def unread(asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and content of the answer to a request whose body nobody may want."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def app(scope: Message, receive: Any, send: Any) -> None:  # noqa: ANN401  # whatever ASGI says
+        raise AssertionError("the request went on")
+
+    await AblationMiddleware(app)(asked, receive, send)
+    start, content = sent
+    return start["status"], json.loads(content["body"])
 
 
 def test_the_ablation_goes_on_in_its_canonical_form_and_the_rest_as_it_was() -> None:
@@ -129,6 +149,29 @@ def test_what_does_not_ask_the_model_passes_untouched(asked: dict[str, Any]) -> 
     reached, sent = served(asked, b"abc")
     assert reached is not None
     assert (reached["body"], sent) == (b"abc", [])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("authorization", [None, b"", b"right", b"Bearer wrong", b"Bearer right ", b"Basic right"])
+def test_without_the_key_of_the_server_not_a_byte_is_read(path: str, authorization: bytes | None) -> None:
+    asked = scope(path, keys=["right", "other"])
+    asked["headers"] = [] if authorization is None else [(b"authorization", authorization)]
+    assert asyncio.run(unread(asked)) == (401, {"error": "Unauthorized"})
+
+
+@pytest.mark.parametrize("key", ["right", "other"])
+def test_with_one_of_the_keys_the_request_goes_on(key: str) -> None:
+    asked = scope(keys=["right", "other"])
+    asked["headers"] = [(b"authorization", f"Bearer {key}".encode())]
+    reached, sent = served(asked, b'{"vllm_xargs": {"ablation": []}}')
+    assert (reached is not None, sent) == (True, [])
+
+
+def test_the_key_of_the_environment_is_asked_for_where_no_option_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+    _, (start, _) = served(scope(), b"{}")
+    _, (other, _) = served(scope(keys=["x"]) | {"headers": [(b"authorization", b"Bearer x")]}, b"{}")
+    assert (start["status"], other["status"]) == (401, 400)
 
 
 def test_a_server_with_another_worker_answers_nothing() -> None:

@@ -2,13 +2,15 @@
 
 A worker that meets a request without one, or with one that the model cannot have, ends the engine for everybody. So
 each is read here. What is wrong is answered with status 400. What is right goes on in the form the worker reads, with a
-cache salt, since keys and values depend on the ablation.
+cache salt, since keys and values depend on the ablation. Where the server has an API key, nothing is read of a request
+without it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -29,7 +31,8 @@ _UNABLATED = ("/tokenize", "/detokenize")  # the model has no part in them
 class AblationMiddleware:
     """Reads ``vllm_xargs.ablation``, a list such as ``["L4H2", "L7H0=0.5"]``, of every request; ``[]`` is none.
 
-    Everything else that could reach the model is refused.
+    Everything else that could reach the model is refused. vLLM puts a middleware it is given around its own, so its
+    check of the API key stands here once more, before a body is read.
     """
 
     def __init__(self, app: _App) -> None:
@@ -37,6 +40,15 @@ class AblationMiddleware:
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """One connection, as the ASGI standard hands it over."""
+        keys = _api_keys(scope["app"].state.args) if scope["type"] == "http" else []
+        if not keys:
+            await self._answer(scope, receive, send)
+            return
+        from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+        await AuthenticationMiddleware(self._answer, keys)(scope, receive, send)
+
+    async def _answer(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -84,6 +96,11 @@ def ablated_body(body: bytes, shape: ModelShape) -> bytes:
     fields["vllm_xargs"] = {**extra, "ablation": ablation.encode()}
     fields["cache_salt"] = _salt(fields.get("cache_salt"), ablation)
     return json.dumps(fields).encode()
+
+
+def _api_keys(arguments: Any) -> list[str]:  # noqa: ANN401  # the argparse.Namespace of ``vllm serve``
+    """The keys of which vLLM asks for one: those of ``--api-key``, else of the environment."""
+    return [key for key in arguments.api_key or [os.environ.get("VLLM_API_KEY")] if key]
 
 
 def _served_shape(vllm_config: Any) -> ModelShape:  # noqa: ANN401  # importing vLLM here would slow every command
