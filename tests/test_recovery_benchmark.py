@@ -38,7 +38,7 @@ def test_every_method_is_compared_at_its_requests_and_the_planted_heads_are_foun
 
 
 def test_groups_are_fitted_to_optimality_where_heads_outnumber_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    # With its own regularisation the interior-point method stopped short of these masks' optimum.
+    # With a smaller regularisation or longer steps the interior-point method stops short of such masks' optimum.
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     recovery = import_module("recovery")
     options = PlantedOptions(recovery.TASKS, 7, n_specific=10, decay=0.8, background=0.01)

@@ -53,8 +53,9 @@ class TaskArrays:
 
     def moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The covariances of the heads' columns, ``[n_heads, n_heads]``, and those with the damage, ``[n_heads]``."""
-        gram = together(self.masks) / len(self.damage) - np.outer(self.rates, self.rates)
-        return gram, np.asarray(self.masks.T @ (self.damage - self.damage.mean()) / len(self.damage))
+        # Centred before they are multiplied: a difference of two Gram matrices has eigenvalues a little below zero.
+        masks = self.masks.toarray() - self.rates
+        return masks.T @ masks / len(masks), masks.T @ (self.damage - self.damage.mean()) / len(masks)
 
     def intercept(self, effects: NDArray[np.float64]) -> float:
         """Where a sum of effects ``[n_heads]`` meets the mean damage, in nats; untested heads count for nothing."""
@@ -80,12 +81,6 @@ def sparse_masks(masks: NDArray[np.bool_]) -> csc_array:
     # scikit-learn takes no wider index.
     indices = positions.astype(np.int32), starts.astype(np.int32)
     return csr_array((np.ones(len(positions)), *indices), shape=masks.shape).tocsc()
-
-
-def together(masks: csc_array) -> NDArray[np.float64]:
-    """How many masks knock out both of two heads, ``[n_heads, n_heads]``."""
-    dense = masks.toarray().astype(np.float32)  # whole numbers, and exact up to 2**24 rows
-    return np.asarray(dense.T @ dense, dtype=np.float64)
 
 
 def mask_numbers(masks: NDArray[np.generic]) -> NDArray[np.int64]:

@@ -22,8 +22,9 @@ from cs_localize.recover.options import check_above_zero, check_share
 _GROWTH = 48
 _TOLERANCE = 1e-3
 _ZERO = 1e-6
-# With more heads than requests the Gram matrix is singular, and the solver's own 1e-8 keeps it from the last digits.
-_SOLVER_OPTIONS = {"static_regularization_constant": 1e-10}
+# With more heads than requests the Gram matrix is singular, and steps of the usual 0.99 of the way to the boundary now
+# and then leave the interior-point method stuck a digit before its tolerance.
+_SOLVER_OPTIONS = {"max_step_fraction": 0.95}
 
 
 class ConvexSolver(FittedEffects):
