@@ -3,10 +3,11 @@
     python benchmarks/reference.py [--model DIR_OR_NAME] [--engine vllm|hf] [--rounds N] [--requests N]
                                    [--search N]
 
-Two tasks of lm-evaluation-harness whose answers are generated are made of the built-in word lists. The search items are
-asked under random masks, a fresh one for every request, in three ways that take turns: scored on the task's own answer
-(``reference: gold``), scored on what the unmodified model answers (``reference: self``), and generated. Then a small
-search with each reference ranks the heads, and the first of both rankings stand side by side.
+Two tasks of lm-evaluation-harness whose answers are generated are made: antonyms, of a word each, and counting, of some
+sixty tokens. The search items are asked under random masks, a fresh one for every request, in three ways that take
+turns: scored on the task's own answer (``reference: gold``), scored on what the unmodified model answers
+(``reference: self``), and generated and graded. Then a small search in each way ranks the heads, the last one by right
+and wrong, and the first of the three rankings stand side by side.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from cs_localize.asking import Asked, ask_items, load_tasks
+from cs_localize.asking import ask_items, load_tasks
 from cs_localize.config import StudyConfig, parse_study
 from cs_localize.design import draw_design
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
-from cs_localize.measure.protocol import Mode, Request
+from cs_localize.measure.protocol import Measurer, Mode, Request
 from cs_localize.methods import make_method
-from cs_localize.outcomes import Item
+from cs_localize.outcomes import Item, Outcome
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session
-from cs_localize.tasks import Task, registered_tasks
+from cs_localize.tasks import Question, Task, registered_tasks
 from processes import positive
 
-TASKS = ("antonyms", "plurals")
+TASKS = ("antonyms", "counting_on")
 REFERENCES = ("gold", "self")
-MOST_GENERATED = 16
+MOST_GENERATED = 96
+COUNTED = 20
 DENSITY = 0.05
 FIRST = 5
 
@@ -53,15 +56,29 @@ def main() -> int:
     parser.add_argument("--search", type=positive, default=300, help="requests of a search and task (default 300)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="reference-") as folder:
-        for task in registered_tasks():
-            if task.name in TASKS:
-                write_task(Path(folder), task)
+        antonyms = next(task for task in registered_tasks() if task.name == "antonyms")
+        write_task(Path(folder), antonyms, {"function": "remove_whitespace"})
+        # The model counts on past the end: right are answers that start with the numbers asked for.
+        numbers = rf"\s*((?:\d+, ){{{COUNTED - 1}}}\d+)"
+        write_task(Path(folder), counting_on(), {"function": "regex", "regex_pattern": numbers})
         compare(options, Path(folder))
     return 0
 
 
-def write_task(folder: Path, task: Task) -> None:
-    """A task of lm-eval with the questions, examples and template of a built-in one."""
+def counting_on() -> Task:
+    """Numbers in order, as many in every answer."""
+    questions = [
+        Question(str(first), f"{first} to {last}", ", ".join(map(str, range(first, last + 1))), str(first))
+        for first in range(1, 81)
+        for last in [first + COUNTED - 1]
+    ]
+    shots = [question for question in questions if question.id in ("5", "34", "62")]
+    asked = tuple(question for question in questions if question not in shots)
+    return Task("counting_on", "numbers in order", asked, tuple(shots), "From {text}:")
+
+
+def write_task(folder: Path, task: Task, graded: Mapping[str, str]) -> None:
+    """A task of lm-eval with the questions, examples and template of one of this package, and a filter of answers."""
     data = folder / f"{task.name}.jsonl"
     documents = [{"prompt": task.template.replace("{text}", q.text), "answer": q.answer} for q in task.questions]
     data.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
@@ -78,9 +95,7 @@ def write_task(folder: Path, task: Task) -> None:
         "fewshot_config": {"sampler": "first_n", "samples": examples},
         "num_fewshot": len(examples),
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": MOST_GENERATED},
-        "filter_list": [
-            {"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
-        ],
+        "filter_list": [{"name": "graded", "filter": [graded, {"function": "take_first"}]}],
         "metric_list": [{"metric": "exact_match"}],
     }
     (folder / f"{task.name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -103,17 +118,21 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         for number in range(options.rounds):
             for way, rate in timed(session, ways, options.requests, f"round {number}").items():
                 rates[way].append(rate)
-        rankings = {reference: ranking(session, configs[reference], asked[reference]) for reference in REFERENCES}
+        rankings = {
+            way: ranking(Graded(session.measurer) if mode == "generate" else session.measurer, session, gold, items)
+            for way, (items, mode) in ways.items()
+        }
     print(f"{options.requests} requests of each of {len(TASKS)} tasks, {options.rounds} rounds, median (least .. most)")
     for way, found in rates.items():
         ratios = [rate / base for rate, base in zip(found, rates["generated"], strict=True)]
         print(f"{way:<10} {spread(found, '.1f')} requests/s, {spread(ratios, '.2f')} times generated")
     for task in gold.tasks:
-        first = {reference: rankings[reference][task][:FIRST] for reference in REFERENCES}
-        shared = len(set(first["gold"]) & set(first["self"]))
+        first = {way: found[task][:FIRST] for way, found in rankings.items()}
         kept = f"{len(asked['self'].search[task])} of {len(asked['gold'].search[task])} items"
-        shown = "   ".join(f"{reference} {' '.join(heads)}" for reference, heads in first.items())
-        print(f"{task:<16} {shown}   {shared} of {FIRST} in both; self keeps {kept}")
+        print(f"{task}: the model answers {kept} right")
+        for way, heads in first.items():
+            shared = len(set(first["self"]) & set(heads))
+            print(f"  {way:<10} {' '.join(f'{head:<7}' for head in heads)} {shared} of {FIRST} also with self")
 
 
 def study(options: argparse.Namespace, folder: Path, reference: str) -> StudyConfig:
@@ -153,10 +172,27 @@ def timed(
     return rates
 
 
-def ranking(session: Session, config: StudyConfig, asked: Asked) -> dict[str, list[str]]:
+class Graded:
+    """A measurer that generates and grades where a score is asked for; the score is 1 where the answer is right."""
+
+    def __init__(self, measurer: Measurer) -> None:
+        self._measurer = measurer
+
+    def request(self, item: Item, ablation: Ablation, mode: Mode = "score") -> Request:
+        """The request to generate; see ``Measurer``."""
+        return self._measurer.request(item, ablation, "generate")
+
+    def measure(self, requests: Sequence[Request], stage: str) -> list[Outcome]:
+        """The graded answers; see ``Measurer``."""
+        return [replace(answer, score=float(answer.correct)) for answer in self._measurer.measure(requests, stage)]
+
+
+def ranking(
+    measurer: Measurer, session: Session, config: StudyConfig, items: Mapping[str, tuple[Item, ...]]
+) -> dict[str, list[str]]:
     """All heads by task as the study's method ranks them."""
-    relatives: dict[str, frozenset[str]] = {task: frozenset() for task in asked.search}
-    found = make_method(config).localize(session.measurer, session.shape, asked.search, relatives)
+    relatives: dict[str, frozenset[str]] = {task: frozenset() for task in items}
+    found = make_method(config).localize(measurer, session.shape, items, relatives)
     return {task: [str(head) for head in heads] for task, heads in found.ranking.items()}
 
 

@@ -1,0 +1,132 @@
+"""The same masks and items asked in three ways: in one continuous batch, mask by mask, in reloaded models.
+
+- ``one batch``: the vLLM engine, all requests in one call.
+- ``mask by mask``: the same engine, a call for the items of every mask, as must be done where an ablation holds for a
+  whole batch.
+- ``reloaded``: transformers, a model loaded for every mask with the heads' columns of ``o_proj`` zeroed, asked one
+  item at a time: the way of a script that ablates by editing weights.
+
+Each in a process of its own, one after the other, scoring the answers of the built-in word tasks. What the vLLM engine
+measures must agree with transformers; both are bfloat16, so they agree up to its noise.
+
+    python benchmarks/batching.py [--model DIR_OR_NAME] [--masks N] [--items N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from arms import Arm, Order, serve, spread
+from cs_localize.heads import Ablation
+from cs_localize.measure.protocol import Request
+from cs_localize.measure.tokens import Encoder
+from cs_localize.models import LocalModel, resolve
+from cs_localize.seeds import stream
+from processes import ProcessEnded, positive
+from scoring import builtin_items
+
+DENSITY = 0.05
+WAYS = {"one batch": "vllm", "mask by mask": "vllm", "reloaded": "transformers"}
+NOISE = 0.1  # nats, the median over all requests
+
+
+def main() -> None:
+    """Measures and prints; the same file serves as the child processes."""
+    parser = argparse.ArgumentParser(description="Masks in one batch, one after the other, and in reloaded models.")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
+    parser.add_argument("--masks", type=positive, default=64, help="different masks (default 64)")
+    parser.add_argument("--items", type=positive, default=8, help="items under every mask (default 8)")
+    parser.add_argument("--rounds", type=positive, default=3, help="times that every way is taken (default 3)")
+    parser.add_argument("--serve", choices=("vllm", "transformers"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(functools.partial(_vllm if options.serve == "vllm" else _transformers, options))
+        return
+    try:
+        compare(options)
+    except ProcessEnded as error:
+        raise SystemExit(f"batching: {error}") from None
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Takes the three ways in turn and prints requests a second and ratios."""
+    arguments = ["--model", options.model, "--masks", str(options.masks), "--items", str(options.items)]
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    with Arm(__file__, "vllm", arguments) as vllm, Arm(__file__, "transformers", arguments) as transformers:
+        arms = {"vllm": vllm, "transformers": transformers}
+        vllm.run(way="one batch", number=0)  # warms up
+        for number in range(1, options.rounds + 1):
+            scores = {}
+            for way, arm in WAYS.items():
+                answer = arms[arm].run(way=way, number=number)
+                scores[way] = answer["scores"]
+                rates[way].append(len(answer["scores"]) / float(answer["seconds"]))
+            apart = float(np.median(np.abs(np.subtract(scores["one batch"], scores["reloaded"]))))
+            if not apart < NOISE:
+                raise SystemExit(f"batching: vLLM and transformers differ by {apart:.3f} nats")
+    print(f"{options.masks} masks, {options.items} items each, {options.rounds} rounds, median (least .. most)")
+    for way, found in rates.items():
+        ratios = [ours / other for ours, other in zip(rates["one batch"], found, strict=True)]
+        print(f"{way:<12} {spread(found, '.2f')} requests/s, one batch is {spread(ratios, '.1f')} times as fast")
+    print(f"one batch and reloaded differ by {apart:.3f} nats (median of the last round)")
+
+
+def mask_requests(options: argparse.Namespace, number: int, model: LocalModel) -> list[list[Request]]:
+    """The requests of every mask; another number draws other masks."""
+    encoder, shape = Encoder(model.path), model.shape
+    rng = stream(0, "batching", str(number))
+    items = builtin_items()
+    masks = []
+    for _ in range(options.masks):
+        ablation = Ablation.of(shape.head(int(head)) for head in np.flatnonzero(rng.random(shape.n_heads) < DENSITY))
+        asked = rng.choice(len(items), options.items, replace=False)
+        masks.append([Request(items[item], *encoder.encode(items[item]), ablation) for item in asked])
+    return masks
+
+
+def _vllm(options: argparse.Namespace) -> Callable[[Order], Order]:
+    from cs_localize.measure.spec import EngineSpec
+    from cs_localize.measure.vllm import VLLMEngine
+
+    model = resolve(options.model)
+    engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape))
+
+    def run(order: Order) -> Order:
+        masks = mask_requests(options, order["number"], model)
+        calls = masks if order["way"] == "mask by mask" else [[request for mask in masks for request in mask]]
+        return {"scores": [outcome.score for requests in calls for outcome in engine.measure(requests)]}
+
+    return run
+
+
+def _transformers(options: argparse.Namespace) -> Callable[[Order], Order]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = resolve(options.model)
+    size = model.shape.head_dim
+
+    def run(order: Order) -> Order:
+        scores = []
+        for requests in mask_requests(options, order["number"], model):
+            loaded = AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.bfloat16)
+            loaded.train(False)
+            with torch.inference_mode():
+                for head, _ in requests[0].ablation.heads:
+                    columns = slice(head.head * size, (head.head + 1) * size)
+                    loaded.model.layers[head.layer].self_attn.o_proj.weight[:, columns] = 0
+                for request in requests:
+                    ids = torch.tensor([[*request.prompt_ids, *request.answer_ids]])
+                    rows = loaded(ids).logits[0, len(request.prompt_ids) - 1 : -1].float().log_softmax(-1)
+                    scores.append(float(rows.gather(1, torch.tensor(request.answer_ids)[:, None]).sum()))
+        return {"scores": scores}
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
