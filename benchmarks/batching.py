@@ -21,10 +21,10 @@ from collections.abc import Callable
 import numpy as np
 
 from arms import Arm, Order, serve, spread
-from cs_localize.heads import Ablation
+from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
-from cs_localize.models import LocalModel, resolve
+from cs_localize.models import resolve
 from cs_localize.seeds import stream
 from processes import ProcessEnded, positive
 from scoring import builtin_items
@@ -75,9 +75,8 @@ def compare(options: argparse.Namespace) -> None:
     print(f"one batch and reloaded differ by {apart:.3f} nats (median of the last round)")
 
 
-def mask_requests(options: argparse.Namespace, number: int, model: LocalModel) -> list[list[Request]]:
+def mask_requests(options: argparse.Namespace, number: int, encoder: Encoder, shape: ModelShape) -> list[list[Request]]:
     """The requests of every mask; another number draws other masks."""
-    encoder, shape = Encoder(model.path), model.shape
     rng = stream(0, "batching", str(number))
     items = builtin_items()
     masks = []
@@ -93,10 +92,11 @@ def _vllm(options: argparse.Namespace) -> Callable[[Order], Order]:
     from cs_localize.measure.vllm import VLLMEngine
 
     model = resolve(options.model)
+    encoder = Encoder(model.path)
     engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape))
 
     def run(order: Order) -> Order:
-        masks = mask_requests(options, order["number"], model)
+        masks = mask_requests(options, order["number"], encoder, model.shape)
         calls = masks if order["way"] == "mask by mask" else [[request for mask in masks for request in mask]]
         return {"scores": [outcome.score for requests in calls for outcome in engine.measure(requests)]}
 
@@ -108,11 +108,12 @@ def _transformers(options: argparse.Namespace) -> Callable[[Order], Order]:
     from transformers import AutoModelForCausalLM
 
     model = resolve(options.model)
+    encoder = Encoder(model.path)
     size = model.shape.head_dim
 
     def run(order: Order) -> Order:
         scores = []
-        for requests in mask_requests(options, order["number"], model):
+        for requests in mask_requests(options, order["number"], encoder, model.shape):
             loaded = AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.bfloat16)
             loaded.train(False)
             with torch.inference_mode():

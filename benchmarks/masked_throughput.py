@@ -7,7 +7,8 @@ prompts: once with one token, of which they report the log-probability (scored; 
 with several, chosen greedily (generated; under an ablation an answer can end early, so tokens are counted).
 
 The processes take turns; while one works the other waits for its next line. A ratio compares a run with the mean of the
-stock runs right before and after it, so that a machine that slows down or speeds up weighs on both sides.
+stock runs right before and after it, so that a machine that slows down or speeds up weighs on both sides. No ablation
+is asked twice, so the memory of the engine's process at the end shows whether they leave anything behind.
 
     python benchmarks/masked_throughput.py [--model DIR_OR_NAME] [--rounds N] [--requests N] [--modes eager compiled]
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from arms import Arm, Order, serve, spread
-from processes import ProcessEnded, positive
+from processes import ProcessEnded, memory_mb, positive
 
 PROMPT_TOKENS = 24
 ANSWER_TOKENS = 8
@@ -58,10 +59,11 @@ def compare(options: argparse.Namespace, mode: str) -> None:
     """Runs the cases in turn and prints computed tokens per second and ratios."""
     arguments = ["--model", options.model, "--requests", str(options.requests), "--modes", mode]
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
-        most = 0
+        most, different_in_all, memory = 0, 0, []
         for way, tokens in WAYS.items():
-            for arm in (stock, masked):
-                arm.run(way=way, different=DIFFERENT[-1])  # warms up
+            stock.run(way=way)  # warms up
+            memory.append(masked.run(way=way, different=DIFFERENT[-1])["memory_mb"])
+            different_in_all += DIFFERENT[-1]
             before = _rate(stock.run(way=way))
             stock_rates = [before]
             rates: dict[int, list[float]] = {different: [] for different in DIFFERENT}
@@ -77,13 +79,19 @@ def compare(options: argparse.Namespace, mode: str) -> None:
                     stock_rates.append(after)
                     before = after
                     most = max(most, answer["most"])
+                    different_in_all += different
+                    memory.append(answer["memory_mb"])
             print(f"{mode}, {way}: {PROMPT_TOKENS} + {tokens} tokens, computed tokens/s")
             print(f"  stock vLLM                 {spread(stock_rates, '.0f')}")
             for different in DIFFERENT:
                 shown = f"{spread(rates[different], '.0f')}, ratio to stock {spread(ratios[different], '.3f')}"
                 print(f"  {different:5d} different ablations {shown}", flush=True)
             print(f"  tokens computed a request: {PROMPT_TOKENS + tokens - 1} by stock, {np.mean(lengths):.2f} by ours")
-        print(f"{mode}: most different ablations in one step, canaries among them: {most}", flush=True)
+        print(
+            f"{mode}: most different ablations in one step, canaries among them: {most}; memory of our process "
+            f"{memory[0]:.0f} MB after the first {DIFFERENT[-1]}, {memory[-1]:.0f} MB after {different_in_all}",
+            flush=True,
+        )
 
 
 def _rate(answer: Order) -> float:
@@ -165,7 +173,8 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
                 requests.append(Request(item, prompt, (), ablation, "generate", ANSWER_TOKENS, stop=()))
         outcomes = engine.measure(requests)
         computed = _computed([outcome.tokens for outcome in outcomes])
-        return {"computed": computed, "most": int(engine.evidence()["most_ablations_in_a_step"])}
+        most = int(engine.evidence()["most_ablations_in_a_step"])
+        return {"computed": computed, "most": most, "memory_mb": memory_mb()}
 
     return run
 

@@ -30,7 +30,7 @@ from arms import Arm, Order, serve, spread
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
-from cs_localize.models import LocalModel, resolve
+from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.seeds import stream
 from cs_localize.tasks import registered_tasks
@@ -95,22 +95,24 @@ def _rate(answer: Order) -> float:
     return len(answer["scores"]) / float(answer["seconds"])
 
 
-def suite_requests(options: argparse.Namespace, suite: str, masks: int, model: LocalModel) -> list[Request]:
+def suite_requests(
+    options: argparse.Namespace, suite: str, masks: int, encoder: Encoder, shape: ModelShape
+) -> list[Request]:
     """The requests of a suite.
 
     Args:
         options: of the command line.
         suite: which.
         masks: 0 for no ablations, or a number to draw fresh ones by.
-        model: whose tokens and heads.
+        encoder: tokenizes.
+        shape: whose heads.
     """
-    encoder = Encoder(model.path)
     if suite == "built-in":
         asked, block = builtin_items(), 1
     else:
         asked, block = gsm8k_items(options.gsm8k, options.block) * options.blocks, options.block
     rng = stream(0, "scoring", suite, str(masks))
-    ablations = [_ablation(rng, model.shape) if masks else Ablation() for _ in range(0, len(asked), block)]
+    ablations = [_ablation(rng, shape) if masks else Ablation() for _ in range(0, len(asked), block)]
     return [Request(item, *encoder.encode(item), ablations[number // block]) for number, item in enumerate(asked)]
 
 
@@ -140,6 +142,7 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     from vllm.inputs import TokensPrompt
 
     model = resolve(options.model)
+    encoder = Encoder(model.path)
     llm = LLM(
         model=str(model.path),
         enforce_eager=True,
@@ -151,7 +154,7 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
 
     def run(order: Order) -> Order:
-        requests = suite_requests(options, order["suite"], order["masks"], model)
+        requests = suite_requests(options, order["suite"], order["masks"], encoder, model.shape)
         prompts = [TokensPrompt(prompt_token_ids=[*one.prompt_ids, *one.answer_ids]) for one in requests]
         scores = []
         for request, output in zip(requests, llm.generate(prompts, params, use_tqdm=False), strict=True):
@@ -167,11 +170,12 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
     from cs_localize.measure.vllm import VLLMEngine
 
     model = resolve(options.model)
+    encoder = Encoder(model.path)
     resources = {"max_num_seqs": MAX_NUM_SEQS, "block_size": BLOCK_SIZE}
     engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, resources=resources))
 
     def run(order: Order) -> Order:
-        requests = suite_requests(options, order["suite"], order["masks"], model)
+        requests = suite_requests(options, order["suite"], order["masks"], encoder, model.shape)
         return _said(requests, [outcome.score for outcome in engine.measure(requests)])
 
     return run
