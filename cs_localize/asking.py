@@ -11,7 +11,7 @@ from cs_localize.errors import UsageError
 from cs_localize.heads import Ablation
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.protocol import Measurer
-from cs_localize.measure.tokens import Encoder, ItemError
+from cs_localize.measure.tokens import Encoder, ItemError, counted
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability, find_tasks
@@ -159,12 +159,7 @@ def warn_left_out(task: str, reasons: Mapping[str, str]) -> None:
 
 
 def _told(task: str, reasons: Mapping[str, str]) -> str:
-    return f"{task}: {len(reasons)} items left out: {_counted(reasons)}"
-
-
-def _counted(reasons: Mapping[str, str]) -> str:
-    kinds = list(reasons.values())
-    return ", ".join(f"{kinds.count(reason)} for {reason}" for reason in dict.fromkeys(kinds))
+    return f"{task}: {len(reasons)} items left out: {counted(reasons.values())}"
 
 
 def _fitting(items: Sequence[Item], measurer: Measurer, reasons: dict[str, str]) -> tuple[Item, ...]:

@@ -130,7 +130,10 @@ class Engine:
         return self._worker.evidence()
 
     def close(self) -> None:
-        """Releases the model, the cores and the environment; nothing can be asked afterwards."""
+        """Releases the model, the cores and the environment; nothing can be asked afterwards.
+
+        Some of vLLM's memory returns when the process ends; the next engine takes it over.
+        """
         if Engine._open is not self:
             return
         Engine._open = None

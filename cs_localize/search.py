@@ -14,7 +14,7 @@ from cs_localize.design import Design
 from cs_localize.findings import RankedHead, TaskFinding
 from cs_localize.heads import Head, ModelShape
 from cs_localize.measure.protocol import Measurer
-from cs_localize.methods import Localization, Method, measure_baseline, measure_designs
+from cs_localize.methods import Localization, Method, damage_cap, measure_baseline, measure_designs
 from cs_localize.naming import Naming, name_heads, start_naming
 from cs_localize.outcomes import Item, MeasurementTable, Outcome
 from cs_localize.recover import (
@@ -115,7 +115,7 @@ class Search:
             {task: len(items) for task, items in self.items.items()},
             self.relatives,
             select,
-            self._floor(found),
+            _FLOOR if (cap := damage_cap(self.method)) is None else cap,
             self.config.seed,
             tests.measure,
         )
@@ -150,11 +150,6 @@ class Search:
             tuple(self.shape.head(int(i)) for i in universal_heads(effects)) if effects is not None else (),
             found,
         )
-
-    def _floor(self, found: Localization) -> float:
-        if found.sparse is not None:
-            return float(found.sparse.solver.get_params()["floor"])
-        return float(getattr(self.method, "floor", _FLOOR))
 
     def _evidence(self, found: Localization, candidates: Mapping[str, Sequence[Head]]) -> _Evidence:
         """What resampling and permuting the outcomes of a fit tells; nothing without a fit."""

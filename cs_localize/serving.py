@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,9 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
     options = parser.parse_args(["serve", spec.model_dir, *flags, *(["--enforce-eager"] if eager else []), *arguments])
     _check_untouched(options, worker)
     command.validate(options)
-    with in_one_line("serve the model"):
+    # vLLM's processes talk through sockets, and leave them behind where they are killed.
+    with tempfile.TemporaryDirectory(prefix="cs_localize-") as sockets, in_one_line("serve the model"):
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", sockets)
         command.cmd(options)
 
 

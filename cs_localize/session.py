@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,11 +23,12 @@ from cs_localize.measure.ledger import Ledger
 from cs_localize.measure.measurer import Answering, LedgerMeasurer
 from cs_localize.measure.progress import Progress
 from cs_localize.measure.spec import EngineSpec
-from cs_localize.measure.tokens import Encoder, ItemEncoder, ItemError, TokenIds, WordEncoder
+from cs_localize.measure.tokens import Encoder, ItemEncoder, ItemError, TokenIds, WordEncoder, counted
 from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.tasks import Capability
 
+_LOG = logging.getLogger("cs_localize")
 _MOST_CPU_WORKERS = 2  # beyond that each engine's copy of the weights costs more than its own core brings
 
 
@@ -58,21 +60,30 @@ def engine_spec(
         model: a directory, a hub id or a built-in model name.
         engine: which engine.
         tasks: tasks that will be asked.
-        mean_items: items on whose prompts the engine measures the means of heads, where they fit it; none where no
-            head is replaced.
+        mean_items: items on whose prompts the engine measures the means of heads; those that the model cannot be asked
+            are left out, with a warning. None where no head is replaced.
 
     Raises:
-        UsageError: if the model is not to be had, or the engine's packages are missing.
+        UsageError: if the model is not to be had, the engine's packages are missing, or no item is left.
     """
     spec, encoder = _engine_spec(model, engine, tasks)
-    return replace(spec, mean_prompts=tuple(_prompts(mean_items, encoder))), encoder
+    return replace(spec, mean_prompts=_prompts(mean_items, encoder)), encoder
 
 
-def _prompts(items: Sequence[Item], encoder: ItemEncoder) -> Iterator[TokenIds]:
-    """The prompts of the items that fit the model."""
+def _prompts(items: Sequence[Item], encoder: ItemEncoder) -> tuple[TokenIds, ...]:
+    """The prompts of the items that the model can be asked, with a warning of the others."""
+    prompts, reasons = [], []
     for item in items:
-        with suppress(ItemError):
-            yield encoder.encode(item)[0]
+        try:
+            prompts.append(encoder.encode(item)[0])
+        except ItemError as error:
+            reasons.append(error.reason)
+    if reasons and not prompts:
+        raise UsageError(f"every item to measure the means of heads on is left out: {counted(reasons)}")
+    if reasons:
+        told = len(reasons), len(items), counted(reasons)
+        _LOG.warning("%d of %d items to measure the means of heads on are left out: %s", *told)
+    return tuple(prompts)
 
 
 def _engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tuple[EngineSpec, ItemEncoder]:

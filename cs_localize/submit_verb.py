@@ -31,7 +31,10 @@ def add_job_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--set", action="append", default=[], metavar="A.B=C", help="override an option of the study; may be repeated"
     )
     submit.add_argument(
-        "--working-dir", type=Path, metavar="DIR", help="folder that travels with it (default: the study file alone)"
+        "--working-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder that travels with it (default: the study and the files it names)",
     )
     submit.add_argument(
         "--exclude",

@@ -82,6 +82,11 @@ def test_no_file_and_no_override_of_one_can_allow_it(study: Path, capsys: pytest
     assert "no file can allow this" in refusal(capsys, "run", str(study), FLAG)
 
 
+def test_what_a_plan_sets_for_itself_is_no_option_of_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refusal(capsys, "run", str(study), FLAG, "--set", "lm_eval.grades=false")
+    assert "'lm_eval.grades': a plan alone sets this; leave it out" in told
+
+
 def test_a_plan_executes_nothing_and_needs_neither_flag_nor_sandbox(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +62,11 @@ def test_vllms_own_llm_ablates_every_request_and_a_lost_hook_is_noticed(model: s
 @pytest.mark.vllm
 @pytest.mark.model
 def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
-    model: str, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    temporary = tempfile.mkdtemp()  # a path that is short enough for a socket
+    monkeypatch.setenv("TMPDIR", temporary)
+
     def answer(heads: list[str], salt: str | None = None) -> tuple[list[float], int]:
         options = {"logprobs": 0, "cache_salt": salt} if salt else {"logprobs": 0}
         status, said = ask(url, model, LONG, heads, **options)
@@ -76,6 +80,9 @@ def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
         fresh, none_cached = answer(["L0H1"], salt="another")
         refused = ask(url, model, LONG, ["L2H0"])
         ask_all(url, model)  # the rest of the example
+    left = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]  # which torch keeps
+    shutil.rmtree(temporary)
+    assert left == []
     assert plain_again == pytest.approx(plain, abs=1e-4)
     assert ablated_again == pytest.approx(ablated, abs=1e-4)
     assert fresh == pytest.approx(ablated, abs=1e-4), "a prefix of other requests was taken"

@@ -12,6 +12,7 @@ from cs_localize import session
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
 from cs_localize.measure.spec import EngineSpec
+from cs_localize.outcomes import Item
 from cs_localize.session import fleet_size, package_versions
 from tests.measure.tiny_models import save_tiny_model
 
@@ -76,3 +77,17 @@ def test_options_that_came_later_leave_the_fingerprint_of_old_outcomes_as_it_was
     assert spec(model_impl="transformers").fingerprint != spec().fingerprint
     assert spec(max_num_batched_tokens=64).resources["max_num_batched_tokens"] == 64
     assert spec(model_impl="transformers").in_transformers() == spec().in_transformers()
+
+
+def test_items_for_means_that_the_model_cannot_be_asked_are_counted_and_without_any_other_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shape = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 16}
+    planted = EngineConfig(name="planted", planted={"shape": shape})
+    good, bad = Item("antonyms", "hot", "hot ->", " cold"), Item("antonyms", "up", "up ->", " ")
+    spec, encoder = session.engine_spec("", planted, ("antonyms",), [good, bad])
+    assert spec.mean_prompts == (encoder.encode(good)[0],)
+    left_out = "items to measure the means of heads on are left out: 1 for an answer without tokens"
+    assert caplog.messages == [f"1 of 2 {left_out}"]
+    with pytest.raises(UsageError, match=r"^every item to measure the means of heads on is left out: 2 for an answer"):
+        session.engine_spec("", planted, ("antonyms",), [bad, bad])

@@ -322,10 +322,15 @@ class LmEvalConfig(Section):
         True, exclude=True, description="Set by a plan alone, to false: no answer is graded, so nothing is executed."
     )
 
-    @field_validator("allow_code_execution", "grades", mode="before")
+    @field_validator("allow_code_execution", mode="before")
     @classmethod
     def _no_file_allows_it(cls, value: object) -> object:
         raise ValueError("no file can allow this; give --allow-code-execution on the command line")
+
+    @field_validator("grades", mode="before")
+    @classmethod
+    def _no_file_sets_it(cls, value: object) -> object:
+        raise ValueError("a plan alone sets this; leave it out")
 
     @model_validator(mode="after")
     def _turns_need_a_template(self) -> LmEvalConfig:

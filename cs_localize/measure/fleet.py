@@ -9,14 +9,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cs_localize.errors import MeasurementError, UsageError
+from cs_localize.errors import MeasurementError, UsageError, one_line
 from cs_localize.measure.cluster import RaySession, check_room, death_reason, engine_error
 from cs_localize.measure.crew import Crew
 from cs_localize.measure.handle import WorkerHandle
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.measure.units import UNIT_KILLS, Patience, Unit, UnitQueue, full_units, request_name
-from cs_localize.measure.worker import Loader, Placement
+from cs_localize.measure.worker import CoresTaken, Loader, Placement
 from cs_localize.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -218,6 +218,10 @@ class Fleet:
         try:
             answer = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, CoresTaken) and any(other.placement is not None for other in self._crew):
+                self._crew.end(worker)  # another is asked for, so that the fleet grows once there are cores
+                _LOG.warning("worker %d was not started (%s); the others go on", worker.number, one_line(error.cause))
+                return None
             raise engine_error(error, self._spec.name) from error
         except ray.exceptions.RayError as error:
             self._lose(worker, death_reason(error), queue)

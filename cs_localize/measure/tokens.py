@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,6 +61,12 @@ class ItemError(UsageError):
     def __init__(self, item: Item, problem: str, reason: str) -> None:
         super().__init__(f"{item.task}/{item.id}{problem}")
         self.reason = reason
+
+
+def counted(reasons: Iterable[str]) -> str:
+    """How many items are left out for each reason, in words."""
+    kinds = Counter(reasons)
+    return ", ".join(f"{count} for {reason}" for reason, count in kinds.items())
 
 
 class Encoder:

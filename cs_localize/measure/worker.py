@@ -22,6 +22,10 @@ _HELD: dict[int, int] = {}  # the descriptor that keeps each core's file locked
 _CLAIM_PATIENCE_S = 60.0
 
 
+class CoresTaken(UsageError):
+    """Other workers of the machine have the cores that one asks for."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where a worker runs.
@@ -125,7 +129,8 @@ def claim_cores(count: int, directory: Path | None = None, patience_s: float = _
         patience_s: seconds to wait for a worker that is just ending.
 
     Raises:
-        UsageError: if the machine has fewer cores, or others keep too many of them.
+        CoresTaken: if others keep too many of them.
+        UsageError: if the machine has fewer cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if count > len(cores):
@@ -140,7 +145,7 @@ def claim_cores(count: int, directory: Path | None = None, patience_s: float = _
         if len(free) == count:
             return free
         if time.monotonic() > deadline:
-            raise UsageError(
+            raise CoresTaken(
                 f"a worker asks for {count} cores, but of the {len(cores)} of {socket.gethostname()} other workers use "
                 f"{len(cores) - len(free)}; set engine.workers or engine.threads lower, or wait for the other study"
             )

@@ -3,7 +3,7 @@
 from cs_localize.methods.attribution import Attribution, head_slopes_from_spec
 from cs_localize.methods.counting import CountingMeasurer
 from cs_localize.methods.greedy import Greedy
-from cs_localize.methods.method import Localization, Method, Narrowed, SparseFit, by_specificity
+from cs_localize.methods.method import Localization, Method, Narrowed, SparseFit, by_specificity, damage_cap
 from cs_localize.methods.registry import METHODS, make_method
 from cs_localize.methods.rounds import Rounds, divide
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
@@ -27,6 +27,7 @@ __all__ = [
     "ThinSweep",
     "Thompson",
     "by_specificity",
+    "damage_cap",
     "divide",
     "head_slopes_from_spec",
     "make_method",

@@ -130,6 +130,11 @@ class Method(Protocol):
         ...
 
 
+def damage_cap(method: Method) -> float | None:
+    """Nats at which the damage of one request is capped; None where a method looks at no damage."""
+    return getattr(method, "floor", None)
+
+
 def check_items(items: Items) -> None:
     """Raises UsageError unless there are tasks and each has items."""
     empty = [task for task, asked in items.items() if not asked]

@@ -99,6 +99,11 @@ class Sparse:
         _check_masks(self.designs(shape, items))
 
     @property
+    def floor(self) -> float:
+        """The solver's cap on the damage of one request, in nats."""
+        return float(make_solver(self.solver.name, **self.solver.options).get_params()["floor"])
+
+    @property
     def _masks(self) -> int:
         """Requests of a task under random masks, the pilot's included."""
         return divide(self.design.requests, self.design.rounds)[0]
@@ -108,8 +113,7 @@ class Sparse:
         _, *budgets = divide(self.design.requests, self.design.rounds)
         if not budgets:
             return None
-        floor = float(make_solver(self.solver.name, **self.solver.options).get_params()["floor"])
-        return Rounds(tuple(budgets), self.limit, self.design.confidence, floor, self.seed, self.reserved)
+        return Rounds(tuple(budgets), self.limit, self.design.confidence, self.floor, self.seed, self.reserved)
 
     def designs(self, shape: ModelShape, items: Items) -> Designs:
         """Every task's design as it is while no layer is known to be fragile.

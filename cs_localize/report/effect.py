@@ -1,10 +1,8 @@
-"""Where the effects of a study's method come from, in words, and the cap on the damage behind them."""
+"""Where the effects of a study's method come from, in words."""
 
 from __future__ import annotations
 
 from cs_localize.config import StudyConfig
-from cs_localize.methods import make_method
-from cs_localize.recover import make_solver
 
 _ALONE = "Score lost with the head alone zeroed, mean over"
 _SOURCES = {
@@ -32,10 +30,3 @@ def effect_source(study: StudyConfig) -> str:
         f"Score lost when the head is zeroed, estimated by the {study.solver.name} solver from requests in which "
         f"{shared} of heads zeroed ({study.design.kind} masks).{then}"
     )
-
-
-def damage_cap(study: StudyConfig) -> float | None:
-    """Nats at which the damage of one request is capped; None where a method looks at no damage."""
-    if study.method.name == "sparse":
-        return float(make_solver(study.solver.name, **study.solver.options).get_params()["floor"])
-    return getattr(make_method(study), "floor", None)

@@ -19,9 +19,10 @@ from cs_localize.findings import (
     read_file,
     write_text,
 )
+from cs_localize.methods import damage_cap, make_method
 from cs_localize.report import tables
 from cs_localize.report.crosscheck import CrosscheckView, crosscheck_view
-from cs_localize.report.effect import damage_cap, effect_source
+from cs_localize.report.effect import effect_source
 from cs_localize.report.environment import page_environment
 from cs_localize.report.figures import heatmap, heatmap_size, knockout_curve, stylesheet
 from cs_localize.report.headline import headline, title
@@ -78,7 +79,7 @@ def render(study: StudyConfig, heads: HeadsFile, confirm: ConfirmFile | None, cr
     columns = [*heads.tasks, *study.controls]
     return environment.get_template("report.html.j2").render(
         title=title(heads),
-        cap=cap if (cap := damage_cap(study)) is None else fixed(cap, 1),
+        cap=cap if (cap := damage_cap(make_method(study))) is None else fixed(cap, 1),
         effect=effect_source(study),
         headline=headline(heads, confirm),
         study=study,

@@ -60,18 +60,19 @@ class Package:
         return [_narrowed(path, weights) for path, _ in largest]
 
 
-def pack(root: Path, excludes: Sequence[str] = ()) -> Package:
+def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir") -> Package:
     """Lists what Ray will pack of a working directory, by Ray's own rules.
 
     Args:
         root: the working directory; ``.gitignore`` and ``.rayignore`` files in it hold.
         excludes: patterns as in ``.gitignore``.
+        option: what names the folder, for messages.
 
     Raises:
         UsageError: if it is no folder, or is larger than a job server takes; the message names the largest parts.
     """
     if not root.is_dir():
-        raise UsageError(f"--working-dir {root}: there is no such folder")
+        raise UsageError(f"{option} {root}: there is no such folder")
     # Private, but nothing else says what Ray will leave out; Ray's version is pinned and a test compares.
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
@@ -92,8 +93,8 @@ def pack(root: Path, excludes: Sequence[str] = ()) -> Package:
     if package.size > LARGEST:
         parts = ", ".join(f"{path} ({_mib(size)})" for path, size in package.heaviest())
         raise UsageError(
-            f"--working-dir {root} has {_mib(package.size)} and Ray takes {_mib(LARGEST)}; the largest: {parts}; "
-            "leave out what the job does not need with --exclude"
+            f"{option} {root} has {_mib(package.size)} and Ray takes {_mib(LARGEST)}; the largest: {parts}; "
+            "leave out what the job does not need with --exclude or .gitignore"
         )
     return package
 

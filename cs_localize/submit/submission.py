@@ -21,6 +21,8 @@ from cs_localize.submit.package import pack
 from cs_localize.submit.server import JobServer
 
 _STUDY = "study.yaml"
+_YAML_TASKS = "_include_path"
+"""The folder of the user's own YAML tasks where it travels; no task, whose file lies beside it, can be called so."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def plan_job(
     if allow_code_execution:
         settings = [*settings, "--allow-code-execution"]
     for option, file in _files(config).items():
-        if Path(os.path.normpath(Path(name).parent / file)) not in package.sizes:
+        place = Path(os.path.normpath(Path(name).parent / file))
+        if not any(place in (path, *path.parents) for path in package.sizes):
             raise UsageError(
                 f"{option}: {file} would not travel; it must be in --working-dir, named relative to the study, "
                 "and not be excluded"
@@ -141,9 +144,10 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 
 def _files(config: StudyConfig) -> dict[str, str]:
-    """The files of a study by the option that names them."""
+    """The files of a study, and its folder of YAML tasks, by the option that names them."""
+    others = {"design.masks": config.design.masks, "lm_eval.include_path": config.lm_eval.include_path}
     files = {f"data.{task}": data.file for task, data in config.data.items()}
-    return files | ({"design.masks": config.design.masks} if config.design.masks is not None else {})
+    return files | {option: file for option, file in others.items() if file is not None}
 
 
 def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig:
@@ -151,14 +155,21 @@ def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig
     copies = {}
     for option, file in _files(config).items():
         source = folder / file
-        copies[option] = f"{option.removeprefix('data.')}{source.suffix}"
         try:
-            shutil.copyfile(source, scratch / copies[option])
+            if option == "lm_eval.include_path":
+                copies[option] = _YAML_TASKS
+                for path in pack(source, option=option).sizes:
+                    (scratch / _YAML_TASKS / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source / path, scratch / _YAML_TASKS / path)
+            else:
+                copies[option] = f"{option.removeprefix('data.')}{source.suffix}"
+                shutil.copyfile(source, scratch / copies[option])
         except OSError as error:
-            raise UsageError(f"{option}: cannot read {source}: {error.strerror}") from None
+            raise UsageError(f"{option}: cannot read {error.filename}: {error.strerror}") from None
     data = {task: own.model_copy(update={"file": copies[f"data.{task}"]}) for task, own in config.data.items()}
     design = config.design.model_copy(update={"masks": copies.get("design.masks")})
-    return config.model_copy(update={"data": data, "design": design})
+    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get("lm_eval.include_path")})
+    return config.model_copy(update={"data": data, "design": design, "lm_eval": lm_eval})
 
 
 def _within(study: Path, working_dir: Path) -> str:

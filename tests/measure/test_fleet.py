@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from tests.measure.toy import (
     load_for_ever,
     load_nothing,
     load_toy,
+    load_where_cores_are,
     toy_outcome,
     toy_request,
     toy_requests,
@@ -252,6 +255,29 @@ def test_more_workers_than_the_cluster_has_room_for_are_not_asked_for_and_said_t
     assert [record.message for record in caplog.records] == [
         f"{cores + 1} workers were asked for and the cluster has room for {cores}"
     ]
+
+
+def test_workers_that_find_no_cores_end_a_study_only_where_no_other_is_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = partial(load_where_cores_are, tmp_path)
+    events: list[tuple[str, int]] = []
+
+    def notify(kind: str, **fields: Any) -> None:  # noqa: ANN401  # fields of any kind
+        events.append((kind, fields["worker"]))
+
+    with toy_fleet(loader=loader, spec=toy_spec(delay_s=0.05), notify=notify) as fleet:
+        for _ in fleet.map(toy_requests(10_000)):
+            (tmp_path / "waited").touch()
+            if any(kind == "worker_ended" for kind, _ in events):
+                break
+        assert sum(len(outcomes) for _, outcomes in fleet.map(toy_requests(30))) == 30
+    (up,) = [worker for kind, worker in events if kind == "worker_ready"]
+    assert ("worker_ended", 1 - up) in events
+    told = f"worker {1 - up} was not started (a worker asks for 1 cores, but others use them); the others go on"
+    assert caplog.messages[0] == told
+    with toy_fleet(loader=loader) as fleet, pytest.raises(UsageError, match=r"^a worker asks for 1 cores, but others"):
+        list(fleet.map(toy_requests(1)))
 
 
 def test_a_worker_with_a_gpu_is_refused_where_there_is_none() -> None:

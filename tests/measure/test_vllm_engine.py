@@ -224,6 +224,7 @@ def test_another_architecture_conforms_and_agrees_with_transformers(tmp_path: Pa
     assert max(abs(o.score - u) for o, u in zip(expected, unablated, strict=True)) > 0.1
     same, again, other = answers["graph names"]
     assert same == again != other, "a graph compiled for other intervention code would be taken from the disk"
+    assert not answers["left behind"], "an engine that is killed would leave a file in the temporary folder"
 
 
 def test_requests_cut_into_chunks_and_preempted_succeed_with_the_same_outcome(tmp_path: Path) -> None:

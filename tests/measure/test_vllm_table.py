@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cs_localize.config import EngineConfig
 from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.geometry import Share
 from cs_localize.measure.vllm.table import InterventionTable, SlotPool, install
+from tests.ci_scripts import ROOT
 
 pytestmark = pytest.mark.vllm
 
@@ -390,3 +393,24 @@ def test_the_table_of_an_8b_model_is_as_large_as_documented() -> None:
     table = InterventionTable(shape, 257, 24, 8, torch.bfloat16, torch.device("meta"))
     assert table.head_factors.nbytes == 32 * 257 * 32 * 2 == 526_336
     assert table.neuron_factors.nbytes == 32 * 25 * 14336 * 2 == 22_937_600
+
+
+def documented_bytes() -> list[int]:
+    """What docs/engine.md says that a table of Llama-3.1-8B takes, and its means."""
+    page = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+    found = re.search(r"steps of 8,192 tokens: ([\d,]+) bytes, and ([\d,]+) for means", page)
+    assert found
+    return [int(number.replace(",", "")) for number in found.groups()]
+
+
+def test_a_table_takes_the_bytes_that_the_documentation_says() -> None:
+    shape, defaults, most_tokens = ModelShape(32, 32, 8, 128, 14336), EngineConfig(), 8192
+    slots, neuron_slots = defaults.max_num_seqs + 1, defaults.neuron_slots + 1  # the engine adds one for its canary
+    table = InterventionTable(shape, slots, neuron_slots, most_tokens, torch.bfloat16, torch.device("meta"), means=True)
+    held = [
+        sum(tensor.nbytes for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
+        for part in (table, table.means)
+    ]
+    factors = 2 * 32 * (slots * 32 + (neuron_slots + 1) * 14336)
+    means = 2 * 32 * 32 * (slots + 128) + 4 * 32 * 32 * 128
+    assert held == [factors + 16 * most_tokens + 16 * 32, means + 4 * most_tokens + 8 * 32] == documented_bytes()

@@ -15,6 +15,7 @@ from cs_localize.heads import Ablation, Head, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.tokens import WordEncoder
+from cs_localize.measure.worker import CoresTaken
 from cs_localize.outcomes import Item, Outcome
 
 SHAPE = ModelShape(layers=4, heads=8, kv_heads=4, head_dim=4, ffn=16)
@@ -96,6 +97,17 @@ def load_another(spec: EngineSpec) -> ToyEngine:
 def load_and_die(spec: EngineSpec) -> ToyEngine:
     """A loader whose process is killed, as the kernel does when memory is short."""
     os.kill(os.getpid(), signal.SIGKILL)
+    return ToyEngine(spec)
+
+
+def load_where_cores_are(folder: Path, spec: EngineSpec) -> ToyEngine:
+    """A loader that works for the first worker alone; the others find no cores, once there is a file ``waited``."""
+    try:
+        (folder / "taken").mkdir()
+    except FileExistsError:
+        while not (folder / "waited").exists():
+            time.sleep(0.01)
+        raise CoresTaken("a worker asks for 1 cores, but others use them") from None
     return ToyEngine(spec)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cs_localize.errors import CsLocalizeError
@@ -136,7 +137,9 @@ def conform(spec: EngineSpec, requests: Sequence[Request], asked: Sequence[Reque
     before = engine.evidence()["answers_asked_again"]
     outcomes = engine.measure(asked)
     again = engine.evidence()["answers_asked_again"] - before
-    return {"asked": outcomes, "asked again": again, "graph names": names}
+    worker = engine._llm.llm_engine.model_executor.driver_worker.worker
+    meeting_point = Path(worker.distributed_init_method.removeprefix("file://"))
+    return {"asked": outcomes, "asked again": again, "graph names": names, "left behind": meeting_point.exists()}
 
 
 def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[list[Outcome], list[Outcome], set[int]]:

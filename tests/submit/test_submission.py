@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cs_localize.config import load_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.submit import submit_job
 from tests.studies import planted, write_study
@@ -68,6 +69,30 @@ def test_without_a_working_dir_the_resolved_study_travels_alone(tmp_path: Path) 
     root = Path(made.runtime_env["working_dir"])
     assert [path.name for path in root.iterdir()] == ["study.yaml"]
     assert "seed: 7" in (root / "study.yaml").read_text(encoding="utf-8")
+
+
+def test_a_folder_of_yaml_tasks_travels_and_a_job_without_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own" / "deeper").mkdir(parents=True)
+    (tmp_path / "own" / "task.yaml").write_text("task: own", encoding="utf-8")
+    (tmp_path / "own" / "deeper" / "utils.py").write_text("a", encoding="utf-8")
+    study = write_study(tmp_path / "study.yaml", planted(lm_eval={"include_path": "own"}))
+
+    made = plan(tmp_path, study=study)
+
+    root = Path(made.runtime_env["working_dir"])
+    there = load_study(root / "study.yaml").lm_eval.include_path
+    assert there is not None
+    assert Path(there).is_relative_to(root)
+    assert (Path(there) / "deeper" / "utils.py").read_text(encoding="utf-8") == "a"
+    (tmp_path / "own" / "deeper" / "utils.py").write_text("b", encoding="utf-8")
+    assert plan(tmp_path, "changed", study=study).base_id != made.base_id
+    in_place = plan(tmp_path, "in place", study=study, working_dir=tmp_path)
+    assert in_place.entry_point == "python -m cs_localize run study.yaml --out /shared/out"
+    with pytest.raises(UsageError, match=r"lm_eval\.include_path: own would not travel"):
+        plan(tmp_path, "left", study=study, working_dir=tmp_path, excludes=["own"])
+    write_study(study, planted(lm_eval={"include_path": "elsewhere"}))
+    with pytest.raises(UsageError, match=r"lm_eval\.include_path .*elsewhere: there is no such folder"):
+        plan(tmp_path, "absent", study=study)
 
 
 def test_in_a_working_dir_the_study_is_run_from_its_place_with_its_overrides(tmp_path: Path) -> None:

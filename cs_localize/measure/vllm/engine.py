@@ -114,7 +114,7 @@ class VLLMEngine:
         }
 
     def close(self) -> None:
-        """Shuts vLLM down, after which another may be loaded; the process must end for all memory to return."""
+        """Shuts vLLM down, after which another may be loaded. Some of the memory returns when the process ends."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self._llm.llm_engine.engine_core.shutdown()

@@ -1,10 +1,7 @@
 """The intervention table and the op that applies it.
 
-Shapes use L layers, S head slots, P neuron slots, H query heads, D head_dim, F FFN width, T tokens of a step.
-
-Memory on the device: ``L*S*H + L*P*F`` factors in the model's dtype. For Llama-3.1-8B in bf16 with 257 head slots and
-25 neuron slots that is 0.5 MB + 23 MB. An engine that was given prompts for head means holds as many flags as head
-factors besides, and ``L*H*D`` means with their float32 sums (0.8 MB).
+Shapes use L layers, S head slots, P neuron slots besides the empty one, H query heads, D head_dim, F FFN width, T
+tokens of a step. What it takes on the device, in bytes: docs/engine.md.
 """
 
 from __future__ import annotations

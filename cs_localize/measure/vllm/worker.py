@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,8 @@ class KnockoutWorker(_Worker):
             raise MeasurementError("batches that are split in two are not supported; leave --enable-dbo out")
         self._options = read_options(self.vllm_config.additional_config, bool(self.cache_config.enable_prefix_caching))
         super().init_device()
+        if self.parallel_config.world_size_across_dp == 1:
+            _remove_meeting_point(self.distributed_init_method)
         runner = self.model_runner
         if not hasattr(runner, "_prepare_inputs") or not hasattr(runner, "input_batch"):
             raise MeasurementError(f"vLLM's runner {type(runner).__name__} is not the V1 runner this engine knows")
@@ -245,6 +248,12 @@ def check_projections(
             table.begin_step(ablations, np.ones(count, dtype=np.int64))
             parts = _projected(projection, x.repeat(count, 1))
             check_contributions(f"layer {layer}", parts, expected, whole[0])
+
+
+def _remove_meeting_point(init_method: str) -> None:
+    """Removes the file in which ranks find each other: a single one has met itself, and would leave it if killed."""
+    if init_method.startswith("file://"):
+        Path(init_method.removeprefix("file://")).unlink(missing_ok=True)
 
 
 def _probe(width: int, like: torch.Tensor) -> torch.Tensor:
