@@ -20,13 +20,13 @@ heads, and every draw, follow from the seed of the repeat.
 
 All methods rank by specificity. Requests are masked ones a task; the unablated items cost all methods the same. The
 sparse methods see one design a repeat (balanced, 6% of heads in every mask, 1.5% in the first tenth of the layers),
-cut to the budget. `2 rounds` and `3 rounds` are the Lasso on a part of it, after which the heads that lead are knocked
-out alone. Thompson sampling is run anew for every budget. Attribution patching needs gradients, which the
-generator has not. `oracle` is told which heads are planted and orders them by least squares on the same requests; it
-stands for the ceiling of recall and damage, and orders heads no better than least squares. `hit`: the strongest
-specific head comes first. `recall`: share of the k specific heads among the first k. `damage`: mean damage on fresh
-items with the first k heads zeroed together, less the mean over the other tasks, as a share of the same for the k
-planted heads.
+cut to the budget. `2 rounds` and `3 rounds` are the Lasso on a part of it, or another solver by name, after which the
+heads that lead are knocked out alone. Thompson sampling is run anew for every budget. Attribution patching needs
+gradients, which the generator has not. `oracle` is told which heads are planted and orders them by least squares on
+the same requests; it stands for the ceiling of recall and damage, and orders heads no better than least squares.
+`hit`: the strongest specific head comes first. `recall`: share of the k specific heads among the first k. `damage`:
+mean damage on fresh items with the first k heads zeroed together, less the mean over the other tasks, as a share of
+the same for the k planted heads.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ SOLVERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 BUDGETS = (1 / 3, 2 / 3, 1, 2, 4)
 """Requests a task, in multiples of the number of heads."""
+_BEFORE_ROUNDS = ("lasso", "saturating")
 _EVERY_SOLVER = 1024  # heads up to which all solvers are timed
 _PANEL = (330, 230)
 _MOST_NAMED = 50  # beyond, four tasks leave too few other heads of 270
@@ -154,10 +155,10 @@ def compare(heads: int, named: int, repeats: int, greedy: bool, solvers: Sequenc
         for requests, method, ranking in rankings(engine, seed, named, greedy, solvers):
             marks[requests, method].append(judge(engine, ranking, named))
     rows: list[tuple[object, ...]] = []
-    print(f"\nN = {heads:,}, k = {named}, {repeats} repeats\n requests  method           hit  recall  damage")
+    print(f"\nN = {heads:,}, k = {named}, {repeats} repeats\n requests  method                hit  recall  damage")
     for (requests, method), scores in sorted(marks.items()):
         hit, recall, damage = np.mean(scores, axis=0)
-        print(f"{requests:>9,}  {method:<15} {hit:.2f}    {recall:.2f}    {damage:.2f}", flush=True)
+        print(f"{requests:>9,}  {method:<20} {hit:.2f}    {recall:.2f}    {damage:.2f}", flush=True)
         rows.append((heads, named, requests, method, repeats, f"{hit:.4f}", f"{recall:.4f}", f"{damage:.4f}"))
     return rows
 
@@ -190,13 +191,13 @@ def rankings(
             effects = make_solver(solver, **options).fit(part_table).effects_
             yield requests, name, by_specificity(effects, shape, TASKS, {})
         yield requests, "oracle", by_specificity(oracle(engine, part_table), shape, TASKS, {})
-        for rounds in (2, 3):
+        for rounds, name in product((2, 3), [name for name in _BEFORE_ROUNDS if name in ("lasso", *solvers)]):
             masks, *budgets = divide(requests, rounds)
             part_table = first_of(table, masks)
-            fitted = make_solver("lasso").fit(part_table)
+            fitted = make_solver(name).fit(part_table)
             after = Rounds(tuple(budgets), named, 0.95, float(fitted.get_params()["floor"]), seed)
             narrowed = after.narrow(measurer, SEARCH, {}, part_table, fitted.effects_, baseline)
-            yield requests, f"{rounds} rounds", narrowed.ranking
+            yield requests, f"{rounds} rounds" + (f", {name}" if name != "lasso" else ""), narrowed.ranking
 
 
 def first_of(table: MeasurementTable, requests: int) -> MeasurementTable:

@@ -61,7 +61,9 @@ class RankedHead(_File):
     specificity_mean: float | None = Field(None, description="The same against the mean of the controls.")
     strongest_control: str | None = Field(None, description="The control it hurts most; null where a task has none.")
     frequency: float | None = Field(
-        None, description="Share of resamples of items and masks that select it; null if there were none."
+        None,
+        description="Share of resamples of items and masks that select it, or its KV group where whole ones were "
+        "knocked out; null if there were none.",
     )
     p: float | None = Field(
         None,
@@ -133,6 +135,9 @@ class HeadsFile(_File):
     kv_heads: int = Field(description="Key/value heads a layer.")
     method: str = Field("sparse", description="How the heads were ranked.")
     solver: str | None = Field(description="The solver; null for other methods than sparse.")
+    knock_out: Literal["head", "kv_group"] = Field(
+        "head", description="What the masks of the method sparse knocked out: single heads, or whole KV groups."
+    )
     selected_by: Literal["tests", "knockoffs", "naming"] = Field(
         "naming", description="What decided which candidates the naming could try; naming: nothing did."
     )

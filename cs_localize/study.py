@@ -125,6 +125,7 @@ class Study:
             kv_heads=shape.kv_heads,
             method=self._config.method.name,
             solver=self._config.solver.name if found.localization.sparse else None,
+            knock_out=self._config.design.knock_out,
             selected_by=self._config.select.by,
             error_rate=None if self._config.select.by == "naming" else self._config.select.error_rate,
             tasks=found.findings,

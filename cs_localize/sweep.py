@@ -26,12 +26,12 @@ def sweep(
     Returns:
         By task, ``[items, n_heads]`` in nats.
     """
-    heads = list(shape.all_heads())
+    alone = [Ablation.of([head]) for head in shape.all_heads()]
     baseline = [measurer.request(item, Ablation()) for task in items for item in items[task]]
     # Head by head, so that requests under the same ablation share their few-shot prefix in the cache.
-    swept = [measurer.request(item, Ablation.of([head])) for head in heads for task in items for item in items[task]]
+    swept = [measurer.request(item, ablation) for ablation in alone for task in items for item in items[task]]
     before = np.array([outcome.score for outcome in measurer.measure(baseline, "baseline")])
     after = np.array([outcome.score for outcome in measurer.measure(swept, "sweep")])
-    damage = np.minimum(before[None, :] - after.reshape(len(heads), -1), floor)
+    damage = np.minimum(before[None, :] - after.reshape(len(alone), -1), floor)
     ends = np.cumsum([len(items[task]) for task in items])
     return {task: part.T for task, part in zip(items, np.split(damage, ends[:-1], axis=1), strict=True)}

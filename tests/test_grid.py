@@ -96,6 +96,33 @@ def test_design_and_solver_of_the_base_are_for_the_cells_that_use_them() -> None
         cells(models=["m"], methods={"thin": {"method": {"name": "thin_sweep"}, "design": {"requests": 300}}})
 
 
+@pytest.mark.parametrize("section", [{"design": {"requests": 300}}, {"solver": {"name": "omp"}}])
+def test_design_and_solver_that_no_cell_uses_are_refused(section: dict[str, Any]) -> None:
+    thin, both = {"thin": {"method": "thin_sweep"}}, {"masks": {}, "thin": {"method": "thin_sweep"}}
+    refused = r"cell m/s/thin: the method thin_sweep has no use for (design.requests|solver.name); leave it out"
+    shared: dict[str, Any] = {"models": ["m"], "task_sets": {"s": TASKS}}
+    for parts in (
+        {"base": section, "methods": thin},
+        {"base": {**section, "method": "thin_sweep"}, "methods": {"thin": {}}},
+        {"base": {}, "models": {"m": {"model": "m", **section}}, "methods": thin},
+        {"base": {}, "models": {"m": {"model": "m", "method": "thin_sweep", **section}}, "methods": {"thin": {}}},
+    ):
+        with pytest.raises(UsageError, match=refused):
+            cells(**{**shared, **parts})
+    one = {"m": {"model": "m", **section}, "o": {"model": "o"}}
+    assert [cell.name for cell in cells(**{**shared, "base": {}, "models": one, "methods": both})] == [
+        "m/s/masks", "m/s/thin", "o/s/masks", "o/s/thin"
+    ]  # fmt: skip
+
+
+def test_the_method_that_decides_what_is_of_use_is_that_of_the_merged_cell() -> None:
+    methods = {"masks": {"method": {"name": "sparse"}}, "few": {"method": {"options": {"requests": 40}}}}
+    base = {"method": {"name": "thompson"}, "design": {"requests": 300}}
+    masks, few = cells(base=base, models=["m"], task_sets={"s": TASKS}, methods=methods)
+    assert (few.study.method.name, few.study.design) == ("thompson", DesignConfig())
+    assert masks.study.design.requests == 300
+
+
 def test_all_cells_share_one_ledger_in_the_folder_of_the_grid_or_the_one_the_base_names() -> None:
     assert {cell.study.ledger for cell in cells()} == {str(Path("out/ledger").resolve())}
     named = grid()

@@ -22,6 +22,7 @@ def test_every_method_is_compared_at_its_requests_and_the_planted_heads_are_foun
     assert {int(row["requests"]) for row in rows if row["method"] == "lasso"} == {90, 180, 270, 540, 1080}
     methods = {row["method"] for row in rows}
     assert methods >= {"cvxpy", "exhaustive", "omp", "oracle", "random", "thin sweep", "thompson"}
+    assert methods >= {"2 rounds", "3 rounds", "2 rounds, saturating", "3 rounds, saturating"}
     recall = {row["method"]: float(row["recall"]) for row in rows if row["requests"] in ("0", "1080", "10800")}
     assert recall["exhaustive"] == 1.0
     assert recall["lasso"] > 0.8

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -149,15 +150,15 @@ def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...
     _check_places(grid, source)
     ledger = grid.base.get("ledger")
     shared = {**grid.base, "ledger": os.path.realpath(out / "ledger") if ledger in (None, "") else ledger}
+    try:
+        merged = _studies(shared, grid)
+    except RecursionError:
+        raise UsageError(f"{source}: an option holds itself; write it out without '*'") from None
     cells = []
-    for model, of_model in grid.models.items():
+    for model in grid.models:
         for task_set, chosen in grid.task_sets.items():
-            for method, of_method in grid.methods.items():
-                try:
-                    study = _merged(_of_use(_merged(shared, of_model), of_method), of_method)
-                except RecursionError:
-                    raise UsageError(f"{source}: an option holds itself; write it out without '*'") from None
-                study["tasks"] = list(chosen.tasks)
+            for method in grid.methods:
+                study = {**merged[model, method], "tasks": list(chosen.tasks)}
                 if chosen.controls is not None:
                     study["controls"] = list(chosen.controls)
                 where = f"{source}: cell {model}/{task_set}/{method}"
@@ -190,11 +191,35 @@ def _check_folders(cells: list[Cell], source: str) -> None:
             raise UsageError(f"{source}: {other.name} and {cell.name} would share a folder; rename one of their parts")
 
 
-def _of_use(shared: Mapping[str, Any], of_method: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What cells share, without the design and the solver where a cell's method is another than the sparse one."""
-    method = of_method.get("method", shared.get("method", "sparse"))
-    name = method.get("name", "sparse") if isinstance(method, Mapping) else method
-    return shared if name == "sparse" else {key: shared[key] for key in shared if key not in ("design", "solver")}
+def _studies(shared: _Overrides, grid: GridConfig) -> dict[tuple[str, str], _Overrides]:
+    """By model and method, a study without its tasks.
+
+    Design and solver are for the sparse method: where cells of it share them with others, those others do without.
+    Where no cell has a use for them they stay, for the study to refuse.
+    """
+    pairs = list(product(grid.models, grid.methods))
+    sparse = {
+        (model, method)
+        for model, method in pairs
+        if _is_sparse(_merged(_merged(shared, grid.models[model]), grid.methods[method]))
+    }
+    studies = {}
+    for model, method in pairs:
+        base, of_model = shared, grid.models[model]
+        if (model, method) not in sparse:
+            base = _without_masks(base) if sparse else base
+            of_model = _without_masks(of_model) if any(of == model for of, _ in sparse) else of_model
+        studies[model, method] = _merged(_merged(base, of_model), grid.methods[method])
+    return studies
+
+
+def _is_sparse(study: _Overrides) -> bool:
+    method = study.get("method", "sparse")
+    return bool((method.get("name", "sparse") if isinstance(method, Mapping) else method) == "sparse")
+
+
+def _without_masks(options: _Overrides) -> _Overrides:
+    return {name: value for name, value in options.items() if name not in ("design", "solver")}
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class _Latent:
 
     base: float
     threshold: float
-    effects: NDArray[np.float64]
+    effects: list[float]
     scale: float
 
 
@@ -240,7 +240,7 @@ class PlantedEngine:
     def _damage(self, row: int, latent: _Latent, ablation: Ablation) -> float:
         gone = {self.shape.index(head): min(1.0, abs(1.0 - scale)) for head, scale in ablation.heads}
         gone |= {self.shape.index(head): 1.0 for head in ablation.mean_heads}
-        damage = float(sum(latent.effects[h] * share for h, share in gone.items()))
+        damage = sum(latent.effects[h] * share for h, share in gone.items())
         if self._tasks[row] in self._options.without:
             return damage
         primary, backup = int(self._plant.specific[row, 0]), int(self._plant.backups[row])
@@ -260,7 +260,7 @@ class PlantedEngine:
             scale = np.exp(rng.normal(0.0, 0.3))
             factors = np.exp(rng.normal(-0.5 * options.variation**2, options.variation, self.shape.n_heads))
             effects = self._plant.effects[self._row(item.task)] * factors * scale
-            self._latents[key] = _Latent(float(base), float(threshold), effects, float(scale))
+            self._latents[key] = _Latent(float(base), float(threshold), effects.tolist(), float(scale))
         return self._latents[key]
 
     def _noise(self, request: Request) -> float:

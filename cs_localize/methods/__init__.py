@@ -5,7 +5,7 @@ from cs_localize.methods.counting import CountingMeasurer
 from cs_localize.methods.greedy import Greedy
 from cs_localize.methods.method import Localization, Method, Narrowed, SparseFit, by_specificity, damage_cap
 from cs_localize.methods.registry import METHODS, make_method
-from cs_localize.methods.rounds import Rounds, divide
+from cs_localize.methods.rounds import Rounds, divide, first_tried, items_a_head, mask_share
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
 from cs_localize.methods.tables import measure_baseline, measure_designs
@@ -29,8 +29,11 @@ __all__ = [
     "by_specificity",
     "damage_cap",
     "divide",
+    "first_tried",
     "head_slopes_from_spec",
+    "items_a_head",
     "make_method",
+    "mask_share",
     "measure_baseline",
     "measure_designs",
 ]

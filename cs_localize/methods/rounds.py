@@ -36,6 +36,21 @@ _FEWEST_ITEMS = 2
 Effects = NDArray[np.float64]
 
 
+def mask_share(rounds: int) -> float:
+    """Share of the masked requests of a task that goes to masks, by the number of rounds."""
+    return _MASKS if rounds > 1 else 1.0
+
+
+def items_a_head(requests: int, heads: int) -> int:
+    """Items that each of some heads is tried on when they share so many requests, as far as the task has them."""
+    return max(requests // heads, _FEWEST_ITEMS)
+
+
+def first_tried(limit: int, n_heads: int) -> int:
+    """Heads that the second round tries, when ``limit`` are looked for."""
+    return min(_CANDIDATES * limit, n_heads)
+
+
 def divide(requests: int, rounds: int) -> tuple[int, ...]:
     """How many masked requests of a task each round may spend: the masks first, then heads alone.
 
@@ -43,7 +58,7 @@ def divide(requests: int, rounds: int) -> tuple[int, ...]:
         requests: in all.
         rounds: 1, 2 or 3.
     """
-    masks = round(_MASKS * requests) if rounds > 1 else requests
+    masks = round(mask_share(rounds) * requests)
     left = requests - masks
     return {1: (masks,), 2: (masks, left), 3: (masks, left // 2, left - left // 2)}[rounds]
 
@@ -122,7 +137,7 @@ class Rounds:
             order = rank_heads(scores, refitted)
             designs = {}
             for row, (task, trial) in enumerate(trials.items()):
-                heads, sharing = order[row], min(_CANDIDATES * self.limit, shape.n_heads)
+                heads, sharing = order[row], first_tried(self.limit, shape.n_heads)
                 if trial.damage:
                     heads = self._undecided(trial, order[row], scores[row], float(refitted[row].std()), task)
                     sharing = len(heads)
@@ -195,7 +210,7 @@ class _Trials:
         """
         left = granted - sum(map(len, self.designs))
         asked = len(self.damage.get(int(heads[0]), ())) if len(heads) else 0
-        each = min(max(left // sharing, _FEWEST_ITEMS), len(self._order) - asked) if sharing else 0
+        each = min(items_a_head(left, sharing), len(self._order) - asked) if sharing else 0
         heads = heads[: left // each] if each else heads[:0]
         masks = np.arange(self._n_heads) == np.repeat(heads, each)[:, None]
         return Design(masks, np.tile(self._order[asked : asked + each], len(heads)))

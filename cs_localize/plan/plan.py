@@ -9,7 +9,7 @@ from itertools import takewhile
 from cs_localize.design.draw import Unit
 from cs_localize.errors import UsageError
 from cs_localize.measure.planted import PlantedOptions
-from cs_localize.methods import Sparse
+from cs_localize.methods import Sparse, divide, first_tried, items_a_head, mask_share
 from cs_localize.outcomes import Item, MeasurementTable
 from cs_localize.plan.costs import added, stage_costs, total_hours
 from cs_localize.plan.simulation import (
@@ -159,14 +159,18 @@ def _units(planned: Planned, worlds: Sequence[PlantedWorld], shares_prefixes: bo
     tokens = [
         sum(sum(map(len, _ids(planned, item))) for item in items) / len(items) for items in planned.search.values()
     ]
-    fresh = sum(tokens) / len(tokens)
-    saved = (block - 1) / block * sum(shared.values()) / len(shared)
+    fresh, common = sum(tokens) / len(tokens), sum(shared.values()) / len(shared)
+    saved = _saved(common, block)
     computed: dict[Unit, float] = {"request": fresh, "block": fresh - saved}
-    pilot = design.pilot_requests(planned.shape.layers)
-    budget = (design.requests - pilot) * computed[design.unit]
+    pilot, share = design.pilot_requests(planned.shape.layers), mask_share(design.rounds)
+    masks, *rounds = divide(design.requests, design.rounds)
+    # A head that is tried alone is a mask for all items it is tried on, whatever the unit.
+    alone = fresh - _saved(common, _items_alone(planned, rounds[0])) if rounds else 0.0
+    budget = (masks - pilot) * computed[design.unit] + sum(rounds) * alone
     costs = {}
     for unit, each in computed.items():
-        requests = pilot + round(budget / each)
+        requests = round((budget + pilot * each) / (share * each + (1 - share) * alone))
+        requests = design.requests if unit == design.unit else requests
         simulated = worlds and worlds[0].has_design(unit, requests)
         costs[unit] = UnitCost(computed=each, expected=expected(worlds, unit, requests) if simulated else None)
     recommended, reason = _recommended(costs["request"].expected, costs["block"].expected, saved)
@@ -179,6 +183,17 @@ def _units(planned: Planned, worlds: Sequence[PlantedWorld], shares_prefixes: bo
         recommended=recommended,
         reason=reason,
     )
+
+
+def _saved(shared: float, items: int) -> float:
+    """Tokens a request that need not be computed where so many items are asked under one mask."""
+    return (items - 1) / items * shared
+
+
+def _items_alone(planned: Planned, requests: int) -> int:
+    """Items on which the second round tries a head."""
+    heads = first_tried(planned.config.select.limit, planned.shape.n_heads)
+    return min(items_a_head(requests, heads), *(len(items) for items in planned.search.values()))
 
 
 def _recommended(fresh: Expected | None, blocks: Expected | None, saved: float) -> tuple[Unit, str]:

@@ -103,7 +103,7 @@ class Suggestion(_Value):
 class UnitCost(_Value):
     """One way to share masks, at as many computed tokens as the other."""
 
-    computed: float = Field(description="Tokens computed a masked request, on average over tasks.")
+    computed: float = Field(description="Tokens computed a request under such masks, on average over tasks.")
     expected: Expected | None = Field(description="What the search finds; null where nothing could be simulated.")
 
 
@@ -112,7 +112,9 @@ class Units(_Value):
 
     block: int = Field(description="Items asked under one mask, where the unit is a block.")
     shared: dict[str, int] = Field(description="By task, tokens of the prompts that a block computes only once.")
-    tokens: int = Field(description="Computed tokens of the masked search of all tasks, the same for both.")
+    tokens: int = Field(
+        description="Computed tokens of the masked search of all tasks, with its rounds; the same for both."
+    )
     request: UnitCost = Field(description="A mask for every request.")
     blocks: UnitCost = Field(description="A mask for a block of items.")
     recommended: Unit = Field(description="Which to use.")

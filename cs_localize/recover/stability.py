@@ -12,6 +12,7 @@ from cs_localize.errors import UsageError
 from cs_localize.outcomes import MeasurementTable
 from cs_localize.recover.arrays import mask_numbers
 from cs_localize.recover.evidence import held_back_fit
+from cs_localize.recover.grouped import GroupSolver, grouped
 from cs_localize.recover.solver import Solver
 
 _KEPT = 0.5**0.5
@@ -24,7 +25,8 @@ def selection_frequencies(
 
     A resample keeps a random share of a task's items and the same share of its masks, root one half, so half of the
     rows on average; a head is selected where its effect is above 0 and among the largest ``most`` of the task.
-    ``expected_null_selections`` says what that bounds.
+    ``expected_null_selections`` says what that bounds. A ``GroupSolver`` selects whole KV groups, so for it a group
+    counts as one head.
 
     Args:
         table: the outcomes.
@@ -37,11 +39,15 @@ def selection_frequencies(
         ``[n_tasks, n_heads]``, shares of the resamples, 0 to 1.
 
     Raises:
-        UsageError: if there are no resamples, or no head may be selected.
+        UsageError: if there are no resamples, no head may be selected, or a mask takes a KV group apart that the solver
+            keeps whole.
         SolverError: if a fit fails.
     """
     if resamples < 1 or most < 1:
         raise UsageError(f"stability needs at least one resample and one head, not {resamples} and {most}")
+    if isinstance(solver, GroupSolver):
+        of_groups = selection_frequencies(grouped(table), solver.solver, resamples, rng, most)
+        return np.repeat(of_groups, table.shape.heads // table.shape.kv_heads, axis=1)
     mask = mask_numbers(table.masks)
     counts = np.zeros((len(table.tasks), table.shape.n_heads))
     for _ in range(resamples):
@@ -63,7 +69,7 @@ def expected_null_selections(frequency: float, n_heads: int, most: int = 10) -> 
 
     Args:
         frequency: f, above 0.5 and at most 1.
-        n_heads: heads of the model.
+        n_heads: heads of the model, or KV groups where whole ones are knocked out.
         most: as for ``selection_frequencies``.
 
     Raises:

@@ -121,7 +121,7 @@ def _task_figures(heads: HeadsFile, confirm: ConfirmFile | None, task: str) -> T
         reason=finding.reason,
         heatmap=Markup(heatmap(heads, task)),
         ranking=tables.ranking_rows(heads, task),
-        often=often_selected(finding),
+        often=often_selected(heads, task),
         curve=Markup(drawn) if drawn else None,
         has_controls=bool(controls),
     )

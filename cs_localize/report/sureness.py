@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cs_localize.findings import TaskFinding
+from cs_localize.findings import HeadsFile, TaskFinding
 from cs_localize.recover import expected_null_selections
 from cs_localize.report.numbers import MISSING, fixed, p_value, percent, plural, span
 
@@ -19,14 +19,18 @@ def sureness(findings: Iterable[TaskFinding]) -> tuple[str, str]:
     return span(q, p_value) if q else MISSING, span(frequency, percent) if frequency else MISSING
 
 
-def often_selected(finding: TaskFinding) -> str:
-    """How many heads most resamples select, beside how many without an effect may be expected among them."""
-    known = [entry.frequency for entry in finding.ranking if entry.frequency is not None]
+def often_selected(heads: HeadsFile, task: str) -> str:
+    """How many heads most resamples select, beside how many without an effect may be expected among them.
+
+    Where whole KV groups were knocked out, groups are counted.
+    """
+    known = [entry.frequency for entry in heads.tasks[task].ranking if entry.frequency is not None]
     if not known:
         return ""
-    often = sum(frequency >= _OFTEN for frequency in known)
-    expected = fixed(expected_null_selections(_OFTEN, len(known)), 2)
+    width, what = (heads.heads // heads.kv_heads, "KV group") if heads.knock_out == "kv_group" else (1, "head")
+    often = sum(frequency >= _OFTEN for frequency in known) // width
+    expected = fixed(expected_null_selections(_OFTEN, len(known) // width), 2)
     return (
-        f"{plural(often, 'head')} selected in at least {percent(_OFTEN)} of the resamples. If heads without an effect "
+        f"{plural(often, what)} selected in at least {percent(_OFTEN)} of the resamples. If {what}s without an effect "
         f"were exchangeable, at most {expected} of them would be expected there: a yardstick, not a promise."
     )

@@ -79,6 +79,18 @@ def test_blocks_save_the_whole_cache_blocks_that_all_prompts_start_with() -> Non
     assert units.tokens == 2 * 276 * 160
 
 
+def test_heads_that_rounds_try_alone_cost_as_much_whatever_shares_the_masks() -> None:
+    study = with_prompts(planned(**EASY_STUDY, design__rounds=3), shots=150, question=9, answer=1)
+    units = plan_study(study, repeats=1).units
+    # 216 masks after the pilot; 60 requests of heads alone, two items each, at 160 - 128 / 2 tokens.
+    assert units.tokens == 2 * (216 * 160 + 60 * 96)
+    assert units.request.expected is not None
+    assert units.blocks.expected is not None
+    assert units.request.expected.requests == 300
+    assert units.blocks.expected.requests == 720
+    assert (576 - 24) * 48 + 144 * 96 == 216 * 160 + 60 * 96
+
+
 def test_the_last_token_of_a_prompt_is_computed_under_every_mask() -> None:
     units = plan_study(with_prompts(planned(**EASY_STUDY), shots=64, question=0), repeats=1).units
     assert set(units.shared.values()) == {32}

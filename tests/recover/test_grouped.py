@@ -45,8 +45,15 @@ def test_it_is_an_estimator_that_resamples_and_refits_know() -> None:
     heads = np.array([3, 4, 5])
     intervals = bootstrap_intervals(table(), copy, heads, 20, np.random.default_rng(0))
     assert intervals.effect[0] == pytest.approx([1.0] * 3, abs=0.05)
-    frequency = selection_frequencies(table(), solver, 5, np.random.default_rng(0), most=6)
-    assert frequency[0, [3, 4, 5, 21, 22, 23]].min() == 1.0
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_as_many_groups_are_selected_as_heads_would_be_and_none_in_part(most: int) -> None:
+    solver = GroupSolver(make_solver("ridge"))
+    frequency = selection_frequencies(table(), solver, 10, np.random.default_rng(0), most).reshape(10, 3)
+    assert (frequency == frequency[:, :1]).all()
+    assert frequency[:, 0].sum() == pytest.approx(most), "a ridge has many effects above 0"
+    assert (frequency[[1, 7][:most]] == 1.0).all()
 
 
 def test_masks_that_take_a_group_apart_are_refused() -> None:
