@@ -207,8 +207,8 @@ class _Chain:
         """So many heads to try next."""
         rest = [head for head in self.order if head not in self.chosen]
         if self.value:
-            best = sorted(self.value.keys() - {*self.chosen}, key=lambda head: -self.value[head])
-            first = best[: 2 * count // 3]
+            tried = [head for head in self.value if head not in self.chosen]
+            first = sorted(tried, key=lambda head: -self.value[head])[: 2 * count // 3]
         else:
             first = [*rest[: count // 3], *(head for head in rest if head in self.fragile)]
         return list(dict.fromkeys([*first, *rest]))[:count]
@@ -251,11 +251,10 @@ class _Look:
 
     def choose(self, damage: _Damage) -> None:
         """Adds the best finalist."""
-        self.chain.chosen.append(
-            max(
-                self.finalists, key=lambda head: self._added(damage, self.own, head) - damage.mean(self._controls(head))
-            )
-        )
+        worth = {
+            head: self._added(damage, self.own, head) - damage.mean(self._controls(head)) for head in self.finalists
+        }
+        self.chain.chosen.append(max(self.finalists, key=lambda head: worth[head]))
 
     def _added(self, damage: _Damage, items: Sequence[int], head: int) -> float:
         return damage.mean(self._asks(items, head)) - damage.mean(self._asks(items))
