@@ -1,6 +1,7 @@
 """Which method finds the heads of a real model for how many requests: SmolLM2-135M-Instruct, the demo's six tasks.
 
     python benchmarks/recovery_real.py --ledger DIR [--seeds 0 1 2] [--held-out] [--greedy ITEMS]
+                                       [--stepwise REQUESTS]
 
 Outcomes are kept in the ledger, which is made if absent: the same command goes on where it was stopped, and seeds can
 be run one at a time and then together. Without any, it measures some 165,000.
@@ -19,6 +20,7 @@ controls lose, on average. The interval is a 95% bootstrap over the task's items
 
 With `--greedy ITEMS` iterative greedy, which sweeps every head again for each head that it adds, finds five heads on so
 many search items, drawn once; `--held-out` zeroes these too. Nine items take 20 times 600 requests a task.
+With `--stepwise REQUESTS` the method of that name finds five heads with so many requests a task, for every seed.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ from cs_localize.config import DesignConfig, load_study
 from cs_localize.heads import Ablation, Head
 from cs_localize.measure.measurer import LedgerMeasurer
 from cs_localize.measure.progress import Progress
-from cs_localize.methods import Greedy, Rounds, Sparse, ThinSweep, by_specificity, divide, measure_baseline
+from cs_localize.methods import Greedy, Rounds, Sparse, Stepwise, ThinSweep, by_specificity, divide, measure_baseline
 from cs_localize.outcomes import Item
 from cs_localize.recover import specificity
 from cs_localize.seeds import stream
 from cs_localize.session import Session, open_session
 from cs_localize.sweep import sweep
 from cs_localize.tasks import get_task, relatives_of
+from processes import positive
 
 SEEDS = (100, 101, *range(10))
 BUDGETS = (300, 600, 1200)
@@ -131,6 +134,7 @@ def main() -> int:
     )
     parser.add_argument("--held-out", action="store_true", help="also zero what was found, on held-out items")
     parser.add_argument("--greedy", type=int, metavar="ITEMS", help="also iterative greedy, on so many items")
+    parser.add_argument("--stepwise", type=positive, metavar="REQUESTS", help="also stepwise, with so many requests")
     options = parser.parse_args()
     if options.greedy is not None and not 1 <= options.greedy <= SEARCH_ITEMS:
         parser.error(f"--greedy takes 1 to {SEARCH_ITEMS} items")
@@ -147,6 +151,10 @@ def main() -> int:
             seen = {task: [splits[task].search[i] for i in rows[task]] for task in rows}
             for requests, method, ranking in found_by(session, seen, relatives, seed, config.design):
                 rankings[requests, method].append(Found(ranking, truth.ranked(rows)))
+            if options.stepwise:
+                stepwise = Stepwise(options.stepwise, FIRST, FLOOR, seed)
+                ranking = stepwise.localize(session.measurer, session.shape, seen, relatives).ranking
+                rankings[options.stepwise, "stepwise"].append(Found(ranking, truth.ranked(rows)))
         if options.greedy:
             rows = drawn(truth.tasks, options.greedy, 0)
             seen = {task: [splits[task].search[i] for i in rows[task]] for task in rows}

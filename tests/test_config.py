@@ -217,7 +217,7 @@ def test_masks_of_ones_own_exclude_what_only_drawn_ones_have() -> None:
     assert study.located(Path("/studies")).design.masks == "/studies/m.npy"
 
 
-@pytest.mark.parametrize("method", ["sweep", "thin_sweep", "greedy", "thompson", "attribution", "random"])
+@pytest.mark.parametrize("method", ["sweep", "thin_sweep", "greedy", "stepwise", "thompson", "attribution", "random"])
 def test_options_that_a_method_would_ignore_are_refused(method: str) -> None:
     for section, option, value in (
         ("design", "requests", 300),

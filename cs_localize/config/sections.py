@@ -109,7 +109,7 @@ class PilotConfig(Section):
 class MethodConfig(Section):
     """How the heads are localized; a bare name stands for the method with its defaults."""
 
-    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "thompson", "attribution", "random"] = Field(
+    name: Literal["sparse", "sweep", "thin_sweep", "greedy", "stepwise", "thompson", "attribution", "random"] = Field(
         "sparse", description="The method; sparse has the sections design and solver for its options."
     )
     options: _Options = Field(default_factory=dict, description="Its parameters; see the method's docstring.")

@@ -8,6 +8,7 @@ from cs_localize.methods.registry import METHODS, make_method
 from cs_localize.methods.rounds import Rounds, divide, first_tried, items_a_head, mask_share
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
+from cs_localize.methods.stepwise import Stepwise
 from cs_localize.methods.tables import measure_baseline, measure_designs
 from cs_localize.methods.thompson import Thompson
 
@@ -24,6 +25,7 @@ __all__ = [
     "Rounds",
     "Sparse",
     "SparseFit",
+    "Stepwise",
     "ThinSweep",
     "Thompson",
     "by_specificity",

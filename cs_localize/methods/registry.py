@@ -11,6 +11,7 @@ from cs_localize.methods.greedy import Greedy
 from cs_localize.methods.method import Method
 from cs_localize.methods.simple import ExhaustiveSweep, RandomHeads, ThinSweep
 from cs_localize.methods.sparse import Sparse
+from cs_localize.methods.stepwise import Stepwise
 from cs_localize.methods.thompson import Thompson
 
 METHODS: dict[str, type[Method]] = {
@@ -18,6 +19,7 @@ METHODS: dict[str, type[Method]] = {
     "sweep": ExhaustiveSweep,
     "thin_sweep": ThinSweep,
     "greedy": Greedy,
+    "stepwise": Stepwise,
     "thompson": Thompson,
     "attribution": Attribution,
     "random": RandomHeads,

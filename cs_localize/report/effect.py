@@ -9,6 +9,8 @@ _SOURCES = {
     "sweep": f"{_ALONE} all search items.",
     "thin_sweep": f"{_ALONE} a few search items.",
     "greedy": f"{_ALONE} all search items. After the first, heads are ranked by what they take on top of those before.",
+    "stepwise": "Score lost when the head is zeroed, estimated from the requests that found the first head. "
+    "Heads chosen after it are ranked by what they take on top of those before.",
     "thompson": f"{_ALONE} the search items that Thompson sampling chose for it and one without damage.",
     "attribution": "First-order estimate of the score lost when the head is zeroed: the slope of the score by a factor "
     "on the head's output, mean over all search items. Nothing was zeroed for it.",

@@ -26,6 +26,7 @@ OPTIONS: dict[str, object] = {
     "sweep": {"name": "sweep"},
     "thin_sweep": "thin_sweep",
     "greedy": {"name": "greedy", "options": {"heads": 2}},
+    "stepwise": {"name": "stepwise", "options": {"requests": 172, "heads": 3}},
     "thompson": {"name": "thompson", "options": {"requests": 90}},
     "random": "random",
 }
@@ -34,6 +35,7 @@ MASKED = {
     "sweep": ITEMS * N_HEADS,
     "thin_sweep": 2 * N_HEADS,
     "greedy": ITEMS * (2 * N_HEADS - 1),
+    "stepwise": 170,
     "thompson": 90,
     "random": 0,
 }
@@ -103,7 +105,9 @@ def test_the_requests_of_a_method_that_leaves_none_for_naming_are_its_own(
 @every
 def test_the_page_tells_where_the_effects_come_from(studies: dict[str, StudyResult], name: str) -> None:
     page = studies[name].report.read_text(encoding="utf-8")
-    told = {"sparse": "lasso solver", "random": "random order"}.get(name, "with the head alone zeroed")
+    told = {"sparse": "lasso solver", "stepwise": "on top of those before", "random": "random order"}.get(
+        name, "with the head alone zeroed"
+    )
     assert told in page
     assert ("capped at" in page) == (name != "random")
 

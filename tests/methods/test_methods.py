@@ -24,6 +24,7 @@ from cs_localize.methods import (
     Method,
     RandomHeads,
     Sparse,
+    Stepwise,
     ThinSweep,
     Thompson,
     make_method,
@@ -42,6 +43,8 @@ CASES: dict[str, tuple[Method, int]] = {
     "thin_sweep": (ThinSweep(items=3, seed=1), 3 * 40),
     # After the first sweep: the chosen head alone (asked before), 39 pairs; both, 38 triples.
     "greedy": (Greedy(heads=3), 8 * (40 + 39 + 38)),
+    # Two requests less than it may spend, since every candidate takes two.
+    "stepwise": (Stepwise(requests=220, heads=3, seed=1), 218),
     "thompson": (Thompson(requests=130, batch=20, seed=2), 130),
     "random": (RandomHeads(seed=1), 0),
     # Three passes an item, which ask the measurer nothing.
