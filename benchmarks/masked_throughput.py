@@ -10,7 +10,7 @@ The processes take turns; while one works the other waits for its next line. A r
 stock runs right before and after it, so that a machine that slows down or speeds up weighs on both sides. No ablation
 is asked twice, so the memory of the engine's process at the end shows whether they leave anything behind.
 
-    python benchmarks/masked_throughput.py [--model DIR_OR_NAME] [--rounds N] [--requests N] [--modes eager compiled]
+    python benchmarks/masked_throughput.py [--model DIR_OR_NAME] [--rounds N] [--modes eager compiled]
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ANSWER_TOKENS = 8
 BLOCK_SIZE = 32
 ABLATED_SHARE = 0.05
 DIFFERENT = (1, 16, 256, 1024)
+LEAST_REQUESTS = 256
+MAX_NUM_SEQS = DIFFERENT[-1] + 2  # the engine's two canaries share the steps
 WAYS = {"scored": 1, "generated": ANSWER_TOKENS}
 MODES = ("eager", "compiled")
 
@@ -38,16 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Throughput of ablated requests beside stock vLLM.")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
     parser.add_argument("--rounds", type=positive, default=3, help="times that every case runs (default 3)")
-    parser.add_argument("--requests", type=positive, default=DIFFERENT[-1], help="requests of a run (default 1024)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
     parser.add_argument("--serve", choices=("stock", "masked"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(functools.partial(_stock if options.serve == "stock" else _masked, options))
         return
-    if options.requests < DIFFERENT[-1]:
-        parser.error(f"{DIFFERENT[-1]} different ablations need as many requests")
-    print(f"{options.requests} requests a run, {options.rounds} rounds, median (least .. most)")
+    print(f"{options.rounds} rounds, computed tokens/s, median (least .. most)")
     for mode in options.modes:
         try:
             compare(options, mode)
@@ -56,37 +55,35 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, mode: str) -> None:
-    """Runs the cases in turn and prints computed tokens per second and ratios."""
-    arguments = ["--model", options.model, "--requests", str(options.requests), "--modes", mode]
+    """Runs the cases one after the other and prints computed tokens per second and ratios."""
+    arguments = ["--model", options.model, "--modes", mode]
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
         most, different_in_all, memory = 0, 0, []
         for way, tokens in WAYS.items():
-            stock.run(way=way)  # warms up
-            memory.append(masked.run(way=way, different=DIFFERENT[-1])["memory_mb"])
+            stock.run(way=way, requests=DIFFERENT[-1])  # warms up
+            memory.append(masked.run(way=way, requests=DIFFERENT[-1], different=DIFFERENT[-1])["memory_mb"])
             different_in_all += DIFFERENT[-1]
-            before = _rate(stock.run(way=way))
-            stock_rates = [before]
-            rates: dict[int, list[float]] = {different: [] for different in DIFFERENT}
-            ratios: dict[int, list[float]] = {different: [] for different in DIFFERENT}
-            lengths = []
-            for _ in range(options.rounds):
-                for different in DIFFERENT:
-                    answer = masked.run(way=way, different=different)
-                    after = _rate(stock.run(way=way))
-                    rates[different].append(_rate(answer))
-                    ratios[different].append(2 * _rate(answer) / (before + after))
-                    lengths.append(answer["computed"] / options.requests)
-                    stock_rates.append(after)
-                    before = after
-                    most = max(most, answer["most"])
-                    different_in_all += different
-                    memory.append(answer["memory_mb"])
-            print(f"{mode}, {way}: {PROMPT_TOKENS} + {tokens} tokens, computed tokens/s")
-            print(f"  stock vLLM                 {spread(stock_rates, '.0f')}")
+            print(f"{mode}, {way}: {PROMPT_TOKENS} + {tokens} tokens a request")
             for different in DIFFERENT:
-                shown = f"{spread(rates[different], '.0f')}, ratio to stock {spread(ratios[different], '.3f')}"
-                print(f"  {different:5d} different ablations {shown}", flush=True)
-            print(f"  tokens computed a request: {PROMPT_TOKENS + tokens - 1} by stock, {np.mean(lengths):.2f} by ours")
+                requests = max(LEAST_REQUESTS, different)
+                before = _rate(stock.run(way=way, requests=requests))
+                stock_rates, rates, ratios, computed = [before], [], [], []
+                for _ in range(options.rounds):
+                    answer = masked.run(way=way, requests=requests, different=different)
+                    after = _rate(stock.run(way=way, requests=requests))
+                    rates.append(_rate(answer))
+                    ratios.append(2 * rates[-1] / (before + after))
+                    computed.append(answer["computed"] / requests)
+                    stock_rates.append(after)
+                    before, most = after, max(most, answer["most"])
+                    memory.append(answer["memory_mb"])
+                    different_in_all += different
+                print(
+                    f"  {requests:4d} requests, {different:4d} ablations: ours {spread(rates, '.0f')}, stock "
+                    f"{spread(stock_rates, '.0f')}, ratio {spread(ratios, '.3f')}; tokens computed a request "
+                    f"{np.mean(computed):.2f}, by stock {PROMPT_TOKENS + tokens - 1}",
+                    flush=True,
+                )
         print(
             f"{mode}: most different ablations in one step, canaries among them: {most}; memory of our process "
             f"{memory[0]:.0f} MB after the first {DIFFERENT[-1]}, {memory[-1]:.0f} MB after {different_in_all}",
@@ -103,10 +100,6 @@ def _prompts(requests: int) -> list[tuple[int, ...]]:
     return [tuple(int(i) for i in rng.integers(100, 1000, PROMPT_TOKENS)) for _ in range(requests)]
 
 
-def _max_num_seqs(requests: int) -> int:
-    return requests + 2  # the engine's two canaries share the steps
-
-
 def _computed(tokens: Sequence[int]) -> int:
     """Tokens that the model computed on, of requests of so many: the last of an answer is read, not computed on."""
     return sum(tokens) - len(tokens)
@@ -121,17 +114,17 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     llm = LLM(
         model=str(resolve(options.model).path),
         enforce_eager=options.modes == ["eager"],
-        max_num_seqs=_max_num_seqs(options.requests),
+        max_num_seqs=MAX_NUM_SEQS,
         block_size=BLOCK_SIZE,
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
-    prompts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in _prompts(options.requests)]
+    prompts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in _prompts(DIFFERENT[-1])]
     scored = SamplingParams(temperature=0, max_tokens=1, logprobs=0, detokenize=False)
     params = {"scored": scored, "generated": SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)}
 
     def run(order: Order) -> Order:
-        outputs = llm.generate(prompts, params[order["way"]], use_tqdm=False)
+        outputs = llm.generate(prompts[: order["requests"]], params[order["way"]], use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == WAYS[order["way"]] for output in outputs)
         return {"computed": _computed([PROMPT_TOKENS + WAYS[order["way"]]] * len(outputs))}
 
@@ -147,9 +140,9 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
     from cs_localize.outcomes import Item
 
     local = resolve(options.model)
-    prompts = _prompts(options.requests)
+    prompts = _prompts(DIFFERENT[-1])
     resources = {
-        "max_num_seqs": _max_num_seqs(options.requests),
+        "max_num_seqs": MAX_NUM_SEQS,
         "block_size": BLOCK_SIZE,
         "prefix_cache": False,
         "eager": options.modes == ["eager"],
@@ -164,7 +157,7 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
         drawn = [rng.choice(local.shape.n_heads, many, replace=False) for _ in range(order["different"])]
         ablations = [Ablation.of(local.shape.head(int(i)) for i in heads) for heads in drawn]
         requests = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(prompts[: order["requests"]]):
             item = Item("throughput", str(number), "", "")
             ablation = ablations[number % len(ablations)]
             if order["way"] == "scored":
