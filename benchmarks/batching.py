@@ -6,8 +6,9 @@
 - ``reloaded``: transformers, a model loaded for every mask with the heads' columns of ``o_proj`` zeroed, asked one
   item at a time: the way of a script that ablates by editing weights.
 
-Each in a process of its own, one after the other, scoring the answers of the built-in word tasks. What the vLLM engine
-measures must agree with transformers; both are bfloat16, so they agree up to its noise.
+They take turns in two processes, one for each engine, and score the answers of the built-in word tasks. The vLLM engine
+has no prefix cache, in which the second way would find what the first has left. What it measures must agree with
+transformers; both are bfloat16, so they agree up to its noise.
 
     python benchmarks/batching.py [--model DIR_OR_NAME] [--masks N] [--items N] [--rounds N]
 """
@@ -93,7 +94,8 @@ def _vllm(options: argparse.Namespace) -> Callable[[Order], Order]:
 
     model = resolve(options.model)
     encoder = Encoder(model.path)
-    engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape))
+    resources = {"prefix_cache": False}
+    engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, resources=resources))
 
     def run(order: Order) -> Order:
         masks = mask_requests(options, order["number"], encoder, model.shape)

@@ -7,8 +7,8 @@ not read its cache. This library's engine asks each request under a random mask,
 
 - ``built-in``: items of every built-in word task, four examples in each prompt, a mask for every request.
 - ``gsm8k``, with ``--gsm8k FILE`` (lines of ``question`` and ``answer``): five examples in each prompt, which are the
-  file's first, and blocks of items under the same mask, which share the examples' keys and values (``design.per: item``
-  would share none).
+  file's first, and blocks of items under the same mask, which share the examples' keys and values
+  (``design.unit: request`` would share none).
 
 First both score without an ablation, and their log-probabilities must agree. Then they take turns; a ratio compares a
 run with the mean of the stock runs right before and after it.

@@ -130,11 +130,7 @@ class StudyConfig(Section):
         return self.model_copy(update={"lm_eval": self.lm_eval.allowing(code_execution)})
 
     def located(self, folder: Path) -> StudyConfig:
-        """The study with the files of its own tasks and masks as absolute paths; relative ones are in the folder.
-
-        Raises:
-            UsageError: if the folder of its own YAML tasks is not there.
-        """
+        """The study with the files and folders that it names as absolute paths; relative ones are in the folder."""
         at = {
             name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
             for name, data in self.data.items()
@@ -143,12 +139,8 @@ class StudyConfig(Section):
         if design.masks is not None:
             design = design.model_copy(update={"masks": os.path.abspath(folder / design.masks)})
         lm_eval = self.lm_eval
-        if (written := lm_eval.include_path) is not None:
-            include_path = os.path.abspath(folder / written)
-            if not os.path.isdir(include_path):
-                looked = "" if include_path == written else f" beside the study: {include_path} was looked for"
-                raise UsageError(f"lm_eval.include_path: there is no folder {written}{looked}")
-            lm_eval = lm_eval.model_copy(update={"include_path": include_path})
+        if lm_eval.include_path is not None:
+            lm_eval = lm_eval.model_copy(update={"include_path": os.path.abspath(folder / lm_eval.include_path)})
         return self.model_copy(update={"data": at, "design": design, "lm_eval": lm_eval})
 
 

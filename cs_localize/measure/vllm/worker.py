@@ -32,7 +32,10 @@ _HOOKED = {"o_proj": "scale_heads", "down_proj": "scale_neurons"}
 
 
 class _RunnerMixin:
-    """Tells the table which request owns which token of the step. Placed before vLLM's V1 runner in the class order."""
+    """Tells the table which request owns which token of the step, and computes the rows that predict scored answers.
+
+    Placed before vLLM's V1 runner in the class order.
+    """
 
     num_prompt_logprobs: dict[str, int]
 
