@@ -150,7 +150,7 @@ def test_neuron_ablations_agree_with_transformers_though_they_outnumber_the_slot
     assert np.mean(differences(found["neurons"], found["plain"])) > 0.5
     before, after = (found[f"evidence of {name}"] for name in ("compared, unablated", "neurons"))
     assert after["neuron_ablated_token_rows"] > before["neuron_ablated_token_rows"]
-    assert before["neuron_ablated_token_rows"] == 16, "until then only the canary was asked, once, when it was loaded"
+    assert before["neuron_ablated_token_rows"] == 15, "until then only the canary was asked, once, when it was loaded"
 
 
 @pytest.mark.parametrize("other", ["again", "backwards"])
@@ -175,6 +175,7 @@ def test_without_a_salt_they_would(found: dict[str, Any]) -> None:
         ("unablated canary", "MeasurementError: the unablated canary scored"),
         ("ablated canary", "MeasurementError: the ablated canary scored"),
         ("neuron canary", "MeasurementError: the neuron canary scored"),
+        ("answer's rows", "MeasurementError: the canary scored"),
         ("hook removed", "MeasurementError: the hook on o_proj of layer 3 scaled"),
         ("no ablation named", "MeasurementError: request"),
     ],

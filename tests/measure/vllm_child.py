@@ -73,6 +73,7 @@ def _prefix_cache(engine: Any, long: Sequence[Request]) -> dict[str, Any]:  # no
 
 def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  # a private look inside
     """What each fault raises; the last two break the engine for good."""
+    from cs_localize.measure.vllm import worker
     from cs_localize.measure.vllm.engine import _params, _prompt
 
     def call() -> None:
@@ -103,6 +104,9 @@ def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  #
     faults["neuron canary"] = message_of(lambda: engine.measure([neurons]))
     faults["neuron canary off, no neurons"] = message_of(call)
     engine._neuron_canary = canary, expected
+    rows, worker.answer_rows = worker.answer_rows, _wrong_rows
+    faults["answer's rows"] = message_of(engine._calibrate)
+    worker.answer_rows = rows
     faults["none"] = message_of(call) + message_of(lambda: engine.measure([neurons]))
     model = engine._llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     model.get_submodule("model.layers.3.self_attn.o_proj")._forward_pre_hooks.clear()
@@ -179,6 +183,13 @@ def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) 
     engine._canaries = ((baseline, score), ablated)
     engine._llm.collective_rpc(_remove_hook)
     return outcomes, {**faults, "hook": message_of(lambda: engine.measure(batch))}
+
+
+def _wrong_rows(runner: Any, golds: Any, hidden_states: Any, num_scheduled_tokens: Any) -> Any:  # noqa: ANN401
+    """As ``answer_rows`` would answer if it were off by a row."""
+    from cs_localize.measure.vllm.gold import answer_rows
+
+    return answer_rows(runner, golds, hidden_states.roll(1, 0), num_scheduled_tokens)
 
 
 def _remove_hook(worker: Any) -> None:  # noqa: ANN401  # vLLM's worker

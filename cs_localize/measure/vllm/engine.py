@@ -38,7 +38,8 @@ _RESOURCES = {
     "tensor_parallel",
 }
 _MODEL_IMPLS = ("auto", "vllm", "transformers")
-_CANARY_PROMPT = tuple(range(5, 21))  # any tokens do: what counts is that they stay the same
+_CANARY_PROMPT = tuple(range(5, 18))  # any tokens do: what counts is that they stay the same
+_CANARY_TOKENS = 3  # of its answer; with the prompt fewer than a block, so that no cache serves a row
 _LEAST_CANARY_GAP = 0.2  # nats between the two canaries, so that bf16 noise cannot turn one into the other
 
 
@@ -135,16 +136,37 @@ class VLLMEngine:
         self._llm.collective_rpc("measure_means", args=(False,))
 
     def _calibrate(self) -> tuple[tuple[Request, float], tuple[Request, float]]:
-        """Two canaries, unablated and with every head zeroed, and what they scored at start-up."""
-        free = replace(_canary(Ablation(), ()), mode="generate", max_tokens=1)
-        (output,) = self._llm.generate([_prompt(free)], [_params(free)], use_tqdm=False)
-        answer = tuple(output.outputs[0].token_ids)
+        """Two canaries, unablated and with every head zeroed, and what they scored at start-up.
+
+        Their answer is what the model generates, so that what it scores there is known from another path.
+        """
+        answer, generated = self._generated_canary()
         pair = _canary(Ablation(), answer), _canary(Ablation.of(self.shape.all_heads()), answer)
         baseline, ablated = (outcome.score for outcome in self._generate(pair))
         gap = abs(baseline - ablated)
         if not gap > _LEAST_CANARY_GAP:
             raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
+        if not abs(baseline - generated) < gap / 4:
+            raise MeasurementError(
+                f"the canary scored {baseline:.3f} nats in a prefill, {generated:.3f} token by token"
+            )
         return (pair[0], baseline), (pair[1], ablated)
+
+    def _generated_canary(self) -> tuple[tuple[int, ...], float]:
+        """What the model answers to the canaries' prompt, and the log-probability of that in nats."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=_CANARY_TOKENS,
+            logprobs=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={"ablation": ""},
+        )
+        (output,) = self._llm.generate([_prompt(_canary(Ablation(), ()))], [params], use_tqdm=False)
+        entries = _entries(output)
+        return tuple(token for token, _ in entries), math.fsum(entry.logprob for _, entry in entries)
 
     def _calibrate_neurons(self) -> tuple[Request, float]:
         """The canary of units that scale neurons: all neurons zeroed of the first layer, or of more if that is little.
