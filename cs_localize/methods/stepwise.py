@@ -119,12 +119,13 @@ class Stepwise:
                 "search_items"
             )
         grants = self._grants()
-        masks, pilot = divide(grants[0], 3)[0], DesignConfig().pilot_requests(shape.layers)
+        (masks, *alone), pilot = divide(grants[0], 3), DesignConfig().pilot_requests(shape.layers)
         step, least = min(np.diff(grants).tolist()), _own_requests(_FINALISTS) + max(_asked_as_controls(controls))
-        if masks <= pilot or step < least:
+        if masks <= pilot or min(alone) < _ITEMS or step < least:
             raise UsageError(
                 f"stepwise with {self.requests} requests a task leaves the masks {masks}, of which the pilot takes "
-                f"{pilot}, and a step {step}, which takes {least}; raise its option 'requests'"
+                f"{pilot}, heads alone {sum(alone)}, which take {len(alone) * _ITEMS}, and a step {step}, which takes "
+                f"{least}; raise its option 'requests'"
             )
 
     def _step(self, step: int, chains: Sequence[_Chain], left: Sequence[int], damage: _Damage, items: Items) -> None:
