@@ -31,6 +31,8 @@ _ITEMS = 2
 _FINALISTS = 4
 _CONTROL_ITEMS = 5
 """Items of the controls, together, on which a finalist is tried."""
+_MOST_REQUESTS = 1_000_000
+"""As many as a design may have."""
 
 Ask = tuple[str, tuple[int, ...], int]
 """A task, heads to knock out together, and an item of the task."""
@@ -66,6 +68,8 @@ class Stepwise:
     def check_options(self) -> None:
         """Raises UsageError if an option is out of range; see ``Method``."""
         check_whole(1, requests=self.requests)
+        if self.requests > _MOST_REQUESTS:
+            raise UsageError(f"option 'requests' is {self.requests}; give at most {_MOST_REQUESTS:,}")
         check_whole(2, heads=self.heads)
         check_above_zero(floor=self.floor)
 

@@ -98,6 +98,7 @@ def test_no_step_tries_a_head_on_a_reserved_item() -> None:
         (Stepwise(requests=60), "stepwise with 60 requests a task leaves the masks 19, of which the pilot takes 20"),
         (Stepwise(requests=250), "and a step 30, which takes 4[0-9]; raise its option 'requests'"),
         (Stepwise(heads=81), "stepwise cannot choose 81 heads of 80; lower its option 'heads'"),
+        (Stepwise(requests=3_000_000), "option 'requests' is 3000000; give at most 1,000,000"),
         (Stepwise(heads=1), "option 'heads' is 1; give a whole number of at least 2"),
         (
             Stepwise(reserved=10),
