@@ -10,6 +10,7 @@ import yaml
 from cs_localize.config import StudyConfig, dump_study, load_study, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import apply_overrides
+from cs_localize.study import check_study
 
 MINIMAL: dict[str, Any] = {"model": "smollm2-135m-instruct", "tasks": ["antonyms", "plurals"]}
 
@@ -243,8 +244,15 @@ def test_the_folder_of_yaml_tasks_is_beside_the_study_wherever_the_command_is_gi
     assert str(refused.value) == (
         f"lm_eval.include_path: there is no folder yours beside the study: {looked} was looked for"
     )
-    with pytest.raises(UsageError, match=r"there is no folder /no/such$"):
-        load_study(path, ("lm_eval.include_path=/no/such",))
+
+
+def test_the_record_of_a_study_is_read_without_the_folder_of_its_yaml_tasks_which_may_be_gone(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**MINIMAL, "lm_eval": {"include_path": "/no/such"}}))
+    record = load_study(path)
+    assert record.lm_eval.include_path == "/no/such"
+    with pytest.raises(UsageError, match=r"^lm_eval.include_path: there is no folder /no/such$"):
+        check_study(record)
 
 
 def test_a_study_cannot_be_changed_once_validated() -> None:

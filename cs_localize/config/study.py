@@ -133,7 +133,7 @@ class StudyConfig(Section):
         """The study with the files of its own tasks and masks as absolute paths; relative ones are in the folder.
 
         Raises:
-            UsageError: if the folder of its own YAML tasks is not there.
+            UsageError: if the folder of its own YAML tasks is relative and not there.
         """
         at = {
             name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
@@ -145,9 +145,10 @@ class StudyConfig(Section):
         lm_eval = self.lm_eval
         if (written := lm_eval.include_path) is not None:
             include_path = os.path.abspath(folder / written)
-            if not os.path.isdir(include_path):
-                looked = "" if include_path == written else f" beside the study: {include_path} was looked for"
-                raise UsageError(f"lm_eval.include_path: there is no folder {written}{looked}")
+            # An absolute one is looked for when tasks are loaded: the record of a study outlives the folder.
+            if not os.path.isabs(written) and not os.path.isdir(include_path):
+                looked = f"beside the study: {include_path} was looked for"
+                raise UsageError(f"lm_eval.include_path: there is no folder {written} {looked}")
             lm_eval = lm_eval.model_copy(update={"include_path": include_path})
         return self.model_copy(update={"data": at, "design": design, "lm_eval": lm_eval})
 
