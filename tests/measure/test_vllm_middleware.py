@@ -111,6 +111,7 @@ def test_salts_differ_between_ablations_and_between_what_clients_keep_apart() ->
         (b'{"vllm_xargs": {"ablation": [""]}}', "'' is not a head"),
         (b'{"vllm_xargs": {"ablation": [7]}}', "7 is not a head"),
         (b'{"vllm_xargs": {"ablation": []}, "use_beam_search": true}', "beam search is not served"),
+        (b'{"vllm_xargs": {"ablation": [], "gold": [1, 2]}, "prompt_logprobs": 0}', "a server scores no answers"),
         (b'{"vllm_xargs": {"ablation": []}, "cache_salt": 3}', "cache_salt must be text"),
     ],
 )

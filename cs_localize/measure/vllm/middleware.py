@@ -93,6 +93,8 @@ def ablated_body(body: bytes, shape: ModelShape) -> bytes:
         raise UsageError(f"{ablation.mean_heads[0]}=mean: a server has measured no means; give a factor")
     if fields.get("use_beam_search"):
         raise UsageError("beam search is not served under ablations")
+    if "gold" in extra:  # which a worker would take for an answer that the engine of a study wants scored
+        raise UsageError("vllm_xargs.gold: a server scores no answers; leave it out")
     fields["vllm_xargs"] = {**extra, "ablation": ablation.encode()}
     fields["cache_salt"] = _salt(fields.get("cache_salt"), ablation)
     return json.dumps(fields).encode()
