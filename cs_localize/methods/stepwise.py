@@ -114,6 +114,12 @@ class Stepwise:
     def _check(self, shape: ModelShape, items: Items, controls: Sequence[Sequence[int]]) -> None:
         if self.heads > shape.n_heads:
             raise UsageError(f"stepwise cannot choose {self.heads} heads of {shape.n_heads}; lower its option 'heads'")
+        density = DesignConfig().density
+        if density * shape.n_heads < 1:
+            raise UsageError(
+                f"stepwise finds its first head by masks of a share of {density} of the heads, and {shape.n_heads} are "
+                "too few for that; name another method"
+            )
         needed = self.reserved + 2 * _ITEMS
         few = [task for task, asked in items.items() if len(asked) < needed]
         if few:

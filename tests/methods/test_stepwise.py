@@ -115,8 +115,15 @@ def test_what_cannot_be_done_is_a_usage_error_before_anything_is_asked(method: S
 
 def test_a_budget_that_leaves_no_head_alone_is_refused_by_the_name_that_stepwise_has_for_it() -> None:
     shape, measurer = ModelShape(layers=2, heads=16, kv_heads=8, head_dim=8, ffn=16), Pairs()
-    with pytest.raises(UsageError, match="heads alone 2, which take 4, .*; raise its option 'requests'"):
+    with pytest.raises(UsageError, match=r"heads alone 2, which take 4, .*; raise its option 'requests'"):
         Stepwise(requests=20, heads=2).localize(measurer, shape, {"a": ITEMS["a"]}, {})
+    assert not measurer.asked
+
+
+def test_a_model_of_too_few_heads_for_masks_is_refused_before_anything_is_asked() -> None:
+    shape, measurer = ModelShape(layers=2, heads=8, kv_heads=8, head_dim=8, ffn=16), Pairs()
+    with pytest.raises(UsageError, match="and 16 are too few for that; name another method"):
+        Stepwise(heads=2).localize(measurer, shape, {"a": ITEMS["a"]}, {})
     assert not measurer.asked
 
 
