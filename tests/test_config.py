@@ -238,11 +238,21 @@ def test_the_folder_of_yaml_tasks_is_beside_the_study_wherever_the_command_is_gi
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**MINIMAL, "lm_eval": {"include_path": "mine"}}))
     assert load_study(path).lm_eval.include_path == str(tmp_path / "mine")
-    # A study of which the folder is gone can still be read, and asked with another.
-    gone = load_study(path, ("lm_eval.include_path=yours",))
-    assert gone.lm_eval.include_path == str(tmp_path / "yours")
-    with pytest.raises(UsageError, match=rf"^lm_eval.include_path: there is no folder {tmp_path / 'yours'}$"):
-        check_study(gone)
+    with pytest.raises(UsageError) as refused:
+        load_study(path, ("lm_eval.include_path=yours",))
+    looked = tmp_path / "yours"
+    assert str(refused.value) == (
+        f"lm_eval.include_path: there is no folder yours beside the study: {looked} was looked for"
+    )
+
+
+def test_the_record_of_a_study_is_read_without_the_folder_of_its_yaml_tasks_which_may_be_gone(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**MINIMAL, "lm_eval": {"include_path": "/no/such"}}))
+    record = load_study(path)
+    assert record.lm_eval.include_path == "/no/such"
+    with pytest.raises(UsageError, match=r"^lm_eval.include_path: there is no folder /no/such$"):
+        check_study(record)
 
 
 def test_a_study_cannot_be_changed_once_validated() -> None:

@@ -130,7 +130,11 @@ class StudyConfig(Section):
         return self.model_copy(update={"lm_eval": self.lm_eval.allowing(code_execution)})
 
     def located(self, folder: Path) -> StudyConfig:
-        """The study with the files and folders that it names as absolute paths; relative ones are in the folder."""
+        """The study with the files and folders that it names as absolute paths; relative ones are in the folder.
+
+        Raises:
+            UsageError: if the folder of its own YAML tasks is relative and not there.
+        """
         at = {
             name: data.model_copy(update={"file": os.path.abspath(folder / data.file)})
             for name, data in self.data.items()
@@ -139,8 +143,13 @@ class StudyConfig(Section):
         if design.masks is not None:
             design = design.model_copy(update={"masks": os.path.abspath(folder / design.masks)})
         lm_eval = self.lm_eval
-        if lm_eval.include_path is not None:
-            lm_eval = lm_eval.model_copy(update={"include_path": os.path.abspath(folder / lm_eval.include_path)})
+        if (written := lm_eval.include_path) is not None:
+            include_path = os.path.abspath(folder / written)
+            # An absolute one is looked for when tasks are loaded: the record of a study outlives the folder.
+            if not os.path.isabs(written) and not os.path.isdir(include_path):
+                looked = f"beside the study: {include_path} was looked for"
+                raise UsageError(f"lm_eval.include_path: there is no folder {written} {looked}")
+            lm_eval = lm_eval.model_copy(update={"include_path": include_path})
         return self.model_copy(update={"data": at, "design": design, "lm_eval": lm_eval})
 
 

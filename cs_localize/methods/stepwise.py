@@ -31,6 +31,8 @@ _ITEMS = 2
 _FINALISTS = 4
 _CONTROL_ITEMS = 5
 """Items of the controls, together, on which a finalist is tried."""
+_MOST_REQUESTS = 1_000_000
+"""As many as a design may have."""
 
 Ask = tuple[str, tuple[int, ...], int]
 """A task, heads to knock out together, and an item of the task."""
@@ -66,6 +68,8 @@ class Stepwise:
     def check_options(self) -> None:
         """Raises UsageError if an option is out of range; see ``Method``."""
         check_whole(1, requests=self.requests)
+        if self.requests > _MOST_REQUESTS:
+            raise UsageError(f"option 'requests' is {self.requests}; give at most {_MOST_REQUESTS:,}")
         check_whole(2, heads=self.heads)
         check_above_zero(floor=self.floor)
 
@@ -110,6 +114,12 @@ class Stepwise:
     def _check(self, shape: ModelShape, items: Items, controls: Sequence[Sequence[int]]) -> None:
         if self.heads > shape.n_heads:
             raise UsageError(f"stepwise cannot choose {self.heads} heads of {shape.n_heads}; lower its option 'heads'")
+        density = DesignConfig().density
+        if density * shape.n_heads < 1:
+            raise UsageError(
+                f"stepwise finds its first head by masks of a share of {density} of the heads, and {shape.n_heads} are "
+                "too few for that; name another method"
+            )
         needed = self.reserved + 2 * _ITEMS
         few = [task for task, asked in items.items() if len(asked) < needed]
         if few:
@@ -119,12 +129,13 @@ class Stepwise:
                 "search_items"
             )
         grants = self._grants()
-        masks, pilot = divide(grants[0], 3)[0], DesignConfig().pilot_requests(shape.layers)
+        (masks, *alone), pilot = divide(grants[0], 3), DesignConfig().pilot_requests(shape.layers)
         step, least = min(np.diff(grants).tolist()), _own_requests(_FINALISTS) + max(_asked_as_controls(controls))
-        if masks <= pilot or step < least:
+        if masks <= pilot or min(alone) < _ITEMS or step < least:
             raise UsageError(
                 f"stepwise with {self.requests} requests a task leaves the masks {masks}, of which the pilot takes "
-                f"{pilot}, and a step {step}, which takes {least}; raise its option 'requests'"
+                f"{pilot}, heads alone {sum(alone)}, which take {len(alone) * _ITEMS}, and a step {step}, which takes "
+                f"{least}; raise its option 'requests'"
             )
 
     def _step(self, step: int, chains: Sequence[_Chain], left: Sequence[int], damage: _Damage, items: Items) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from cs_localize.errors import UsageError
+from cs_localize.errors import UsageError, one_line
 
 _MIB = 2**20
 LARGEST = 100 * _MIB
@@ -69,7 +69,8 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
         option: what names the folder, for messages.
 
     Raises:
-        UsageError: if it is no folder, or is larger than a job server takes; the message names the largest parts.
+        UsageError: if it is no folder, or is larger than a job server takes; the message names the largest parts; if a
+            name in it is not UTF-8, or a .gitignore in it cannot be read.
     """
     if not root.is_dir():
         raise UsageError(f"{option} {root}: there is no such folder")
@@ -88,7 +89,15 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
     except (ValueError, IndexError):  # what the parser of patterns says of '!'
         raise UsageError(f"--exclude {' '.join(excludes)}: write patterns as in .gitignore") from None
     respect_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    _dir_travel(top, [excluded], note, include_gitignore=respect_gitignore, logger=_LOG)
+    try:
+        _dir_travel(top, [excluded], note, include_gitignore=respect_gitignore, logger=_LOG)
+    except (ValueError, IndexError) as error:  # likewise, of a file
+        raise UsageError(
+            f"{option} {root}: a .gitignore or .rayignore in it cannot be read: {one_line(error)}"
+        ) from None
+    for path in sizes:
+        if str(path).encode(errors="replace").decode() != str(path):
+            raise UsageError(f"{option} {root}: the name {str(path)!r} is not UTF-8; rename the file")
     package = Package(top, sizes)
     if package.size > LARGEST:
         parts = ", ".join(f"{path} ({_mib(size)})" for path, size in package.heaviest())

@@ -158,7 +158,10 @@ def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig
         try:
             if option == "lm_eval.include_path":
                 copies[option] = _YAML_TASKS
-                for path in pack(source, option=option).sizes:
+                sizes = pack(source, option=option).sizes
+                if not sizes:
+                    raise UsageError(f"{option}: {source} has no file that would travel; see its .gitignore")
+                for path in sizes:
                     (scratch / _YAML_TASKS / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source / path, scratch / _YAML_TASKS / path)
             else:

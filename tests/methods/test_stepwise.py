@@ -98,6 +98,7 @@ def test_no_step_tries_a_head_on_a_reserved_item() -> None:
         (Stepwise(requests=60), "stepwise with 60 requests a task leaves the masks 19, of which the pilot takes 20"),
         (Stepwise(requests=250), "and a step 30, which takes 4[0-9]; raise its option 'requests'"),
         (Stepwise(heads=81), "stepwise cannot choose 81 heads of 80; lower its option 'heads'"),
+        (Stepwise(requests=3_000_000), "option 'requests' is 3000000; give at most 1,000,000"),
         (Stepwise(heads=1), "option 'heads' is 1; give a whole number of at least 2"),
         (
             Stepwise(reserved=10),
@@ -109,6 +110,20 @@ def test_what_cannot_be_done_is_a_usage_error_before_anything_is_asked(method: S
     measurer = Pairs()
     with pytest.raises(UsageError, match=message):
         method.localize(measurer, SHAPE, ITEMS, {})
+    assert not measurer.asked
+
+
+def test_a_budget_that_leaves_no_head_alone_is_refused_by_the_name_that_stepwise_has_for_it() -> None:
+    shape, measurer = ModelShape(layers=2, heads=16, kv_heads=8, head_dim=8, ffn=16), Pairs()
+    with pytest.raises(UsageError, match=r"heads alone 2, which take 4, .*; raise its option 'requests'"):
+        Stepwise(requests=20, heads=2).localize(measurer, shape, {"a": ITEMS["a"]}, {})
+    assert not measurer.asked
+
+
+def test_a_model_of_too_few_heads_for_masks_is_refused_before_anything_is_asked() -> None:
+    shape, measurer = ModelShape(layers=2, heads=8, kv_heads=8, head_dim=8, ffn=16), Pairs()
+    with pytest.raises(UsageError, match="and 16 are too few for that; name another method"):
+        Stepwise(heads=2).localize(measurer, shape, {"a": ITEMS["a"]}, {})
     assert not measurer.asked
 
 

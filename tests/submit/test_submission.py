@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,27 @@ def test_a_folder_of_yaml_tasks_travels_and_a_job_without_it_is_refused(tmp_path
     write_study(study, planted(lm_eval={"include_path": "elsewhere"}))
     with pytest.raises(UsageError, match=r"lm_eval\.include_path .*elsewhere: there is no such folder"):
         plan(tmp_path, "absent", study=study)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (b".gitignore", b"!\n", "a .gitignore or .rayignore in it cannot be read: "),
+        (b".gitignore", b"\xff", "a .gitignore or .rayignore in it cannot be read: "),
+        (b".gitignore", b"*\n", "has no file that would travel; see its .gitignore"),
+        (b"\xff.yaml", b"", r"is not UTF-8; rename the file"),
+    ],
+)
+def test_a_folder_of_yaml_tasks_that_cannot_travel_is_refused_in_one_line(
+    name: bytes, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "own") + b"/" + name)).write_bytes(content)
+    study = write_study(tmp_path / "study.yaml", planted(lm_eval={"include_path": "own"}))
+    with pytest.raises(UsageError, match=message) as refused:
+        plan(tmp_path, study=study)
+    assert str(refused.value).startswith("lm_eval.include_path")
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_in_a_working_dir_the_study_is_run_from_its_place_with_its_overrides(tmp_path: Path) -> None:
