@@ -92,15 +92,16 @@ def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  #
         for what, name in unknown.items()
     }
     canaries = engine._canaries
+    gap = abs(canaries[0][1] - canaries[1][1])
     for name, position in (("unablated canary", 0), ("ablated canary", 1)):
         wrong = list(canaries)
-        wrong[position] = (canaries[position][0], canaries[position][1] + 3)
+        wrong[position] = (canaries[position][0], canaries[position][1] + gap / 3)
         engine._canaries = tuple(wrong)
         faults[name] = message_of(call)
     engine._canaries = canaries
     neurons = replace(request, ablation=Ablation.of(neurons=[Neuron(0, 0)]))
     canary, expected = engine._neuron_canary
-    engine._neuron_canary = canary, expected + 3
+    engine._neuron_canary = canary, expected + abs(canaries[0][1] - expected) / 3
     faults["neuron canary"] = message_of(lambda: engine.measure([neurons]))
     faults["neuron canary off, no neurons"] = message_of(call)
     engine._neuron_canary = canary, expected
@@ -178,7 +179,7 @@ def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) 
     engine: Any = load_engine(spec)
     outcomes = engine.measure(batch)
     (baseline, score), ablated = engine._canaries
-    engine._canaries = ((baseline, score + 3), ablated)
+    engine._canaries = ((baseline, score + abs(score - ablated[1]) / 3), ablated)
     faults = {"canary": message_of(lambda: engine.measure(batch[:1]))}
     engine._canaries = ((baseline, score), ablated)
     engine._llm.collective_rpc(_remove_hook)

@@ -147,9 +147,7 @@ class VLLMEngine:
         if not gap > _LEAST_CANARY_GAP:
             raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
         if not abs(baseline - generated) < gap / 4:
-            raise MeasurementError(
-                f"the canary scored {baseline:.3f} nats in a prefill, {generated:.3f} token by token"
-            )
+            raise MeasurementError(f"the canary scored {baseline:.3f} nats, {generated:.3f} when it was generated")
         return (pair[0], baseline), (pair[1], ablated)
 
     def _generated_canary(self) -> tuple[tuple[int, ...], float]:
