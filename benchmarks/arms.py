@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from processes import LineProcess
+from processes import LineProcess, ProcessEnded, positive
 
 Order = dict[str, Any]
-"""What an arm is asked to do, and what it answers, as JSON."""
+"""What an arm is asked to do, and what it answers, as JSON: how much is ``done``, besides what else there is to say."""
+
+CarryOut = Callable[[Order], Order]
+"""Carries out an order and answers it."""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -60,12 +65,72 @@ class Arm:
         return answer
 
 
-def serve(make: Callable[[], Callable[[Order], Order]]) -> None:
-    """Answers orders until the input ends.
+class Turns(NamedTuple):
+    """What two arms did in turns.
+
+    Attributes:
+        said: answers of ours.
+        ours: its rates.
+        stock: rates of the other, before, between and after ours.
+        ratios: of each of ours to the mean of the two beside it.
+    """
+
+    said: list[Order]
+    ours: list[float]
+    stock: list[float]
+    ratios: list[float]
+
+
+def take_turns(ours: Arm, stock: Arm, order: Order, rounds: int) -> Turns:
+    """Measures the rates of two arms in turns, so that a machine that slows down or speeds up weighs on both.
 
     Args:
-        make: loads the arm, and returns what carries out an order and says what there is to say.
+        ours: our arm; is also told the ``round``, from 1.
+        stock: the other; its ``round`` is 0.
+        order: what both are to do.
+        rounds: how often ours is measured.
     """
+    turns = Turns([], [], [rate(stock.run(**order, round=0))], [])
+    for number in range(1, rounds + 1):
+        turns.said.append(ours.run(**order, round=number))
+        turns.ours.append(rate(turns.said[-1]))
+        turns.stock.append(rate(stock.run(**order, round=0)))
+        turns.ratios.append(2 * turns.ours[-1] / sum(turns.stock[-2:]))
+    return turns
+
+
+def rate(answer: Order) -> float:
+    """What an arm got done a second."""
+    return float(answer["done"]) / float(answer["seconds"])
+
+
+def start(
+    parser: argparse.ArgumentParser,
+    arms: Mapping[str, Callable[[argparse.Namespace], CarryOut]],
+    compare: Callable[[argparse.Namespace], None],
+) -> None:
+    """Runs a benchmark, or one of its arms where the command line names one behind ``--serve``.
+
+    Args:
+        parser: the benchmark's own options; those that all share are added.
+        arms: what loads each arm, by name.
+        compare: measures the arms and prints.
+    """
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
+    parser.add_argument("--rounds", type=positive, default=3, help="times that everything is measured (default 3)")
+    parser.add_argument("--serve", choices=tuple(arms), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        _serve(functools.partial(arms[options.serve], options))
+        return
+    try:
+        compare(options)
+    except ProcessEnded as error:
+        raise SystemExit(f"{parser.prog}: {error}") from None
+
+
+def _serve(make: Callable[[], CarryOut]) -> None:
+    """Loads an arm and answers orders until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     carry_out = make()

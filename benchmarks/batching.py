@@ -16,18 +16,16 @@ transformers; both are bfloat16, so they agree up to its noise.
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable
 
 import numpy as np
 
-from arms import Arm, Order, serve, spread
+from arms import Arm, CarryOut, Order, rate, spread, start
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
 from cs_localize.models import resolve
 from cs_localize.seeds import stream
-from processes import ProcessEnded, positive
+from processes import positive
 from scoring import builtin_items
 
 DENSITY = 0.05
@@ -38,19 +36,9 @@ NOISE = 0.1  # nats, the median over all requests
 def main() -> None:
     """Measures and prints; the same file serves as the child processes."""
     parser = argparse.ArgumentParser(description="Masks in one batch, one after the other, and in reloaded models.")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
     parser.add_argument("--masks", type=positive, default=64, help="different masks (default 64)")
     parser.add_argument("--items", type=positive, default=8, help="items under every mask (default 8)")
-    parser.add_argument("--rounds", type=positive, default=3, help="times that every way is taken (default 3)")
-    parser.add_argument("--serve", choices=("vllm", "transformers"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve(functools.partial(_vllm if options.serve == "vllm" else _transformers, options))
-        return
-    try:
-        compare(options)
-    except ProcessEnded as error:
-        raise SystemExit(f"batching: {error}") from None
+    start(parser, {"vllm": _vllm, "transformers": _transformers}, compare)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -59,13 +47,14 @@ def compare(options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     with Arm(__file__, "vllm", arguments) as vllm, Arm(__file__, "transformers", arguments) as transformers:
         arms = {"vllm": vllm, "transformers": transformers}
-        vllm.run(way="one batch", number=0)  # warms up
+        for arm in arms.values():
+            arm.run(way="one batch", number=0)  # warms up
         for number in range(1, options.rounds + 1):
             scores = {}
-            for way, arm in WAYS.items():
-                answer = arms[arm].run(way=way, number=number)
+            for way, name in WAYS.items():
+                answer = arms[name].run(way=way, number=number)
                 scores[way] = answer["scores"]
-                rates[way].append(len(answer["scores"]) / float(answer["seconds"]))
+                rates[way].append(rate(answer))
             apart = float(np.median(np.abs(np.subtract(scores["one batch"], scores["reloaded"]))))
             if not apart < NOISE:
                 raise SystemExit(f"batching: vLLM and transformers differ by {apart:.3f} nats")
@@ -88,7 +77,7 @@ def mask_requests(options: argparse.Namespace, number: int, encoder: Encoder, sh
     return masks
 
 
-def _vllm(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _vllm(options: argparse.Namespace) -> CarryOut:
     from cs_localize.measure.spec import EngineSpec
     from cs_localize.measure.vllm import VLLMEngine
 
@@ -100,12 +89,13 @@ def _vllm(options: argparse.Namespace) -> Callable[[Order], Order]:
     def run(order: Order) -> Order:
         masks = mask_requests(options, order["number"], encoder, model.shape)
         calls = masks if order["way"] == "mask by mask" else [[request for mask in masks for request in mask]]
-        return {"scores": [outcome.score for requests in calls for outcome in engine.measure(requests)]}
+        scores = [outcome.score for requests in calls for outcome in engine.measure(requests)]
+        return {"done": len(scores), "scores": scores}
 
     return run
 
 
-def _transformers(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _transformers(options: argparse.Namespace) -> CarryOut:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -126,7 +116,7 @@ def _transformers(options: argparse.Namespace) -> Callable[[Order], Order]:
                     ids = torch.tensor([[*request.prompt_ids, *request.answer_ids]])
                     rows = loaded(ids).logits[0, len(request.prompt_ids) - 1 : -1].float().log_softmax(-1)
                     scores.append(float(rows.gather(1, torch.tensor(request.answer_ids)[:, None]).sum()))
-        return {"scores": scores}
+        return {"done": len(scores), "scores": scores}
 
     return run
 

@@ -16,13 +16,12 @@ is asked twice, so the memory of the engine's process at the end shows whether t
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from arms import Arm, Order, serve, spread
-from processes import ProcessEnded, memory_mb, positive
+from arms import Arm, CarryOut, Order, spread, start, take_turns
+from processes import memory_mb
 
 PROMPT_TOKENS = 24
 ANSWER_TOKENS = 8
@@ -38,23 +37,18 @@ MODES = ("eager", "compiled")
 def main() -> None:
     """Measures and prints; the same file serves as the child processes."""
     parser = argparse.ArgumentParser(description="Throughput of ablated requests beside stock vLLM.")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
-    parser.add_argument("--rounds", type=positive, default=3, help="times that every case runs (default 3)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
-    parser.add_argument("--serve", choices=("stock", "masked"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve(functools.partial(_stock if options.serve == "stock" else _masked, options))
-        return
+    start(parser, {"stock": _stock, "masked": _masked}, compare)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Measures every mode and prints."""
     print(f"{options.rounds} rounds, computed tokens/s, median (least .. most)")
     for mode in options.modes:
-        try:
-            compare(options, mode)
-        except ProcessEnded as error:
-            raise SystemExit(f"masked_throughput: {error}") from None
+        compare_mode(options, mode)
 
 
-def compare(options: argparse.Namespace, mode: str) -> None:
+def compare_mode(options: argparse.Namespace, mode: str) -> None:
     """Runs the cases one after the other and prints computed tokens per second and ratios."""
     arguments = ["--model", options.model, "--modes", mode]
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
@@ -66,22 +60,16 @@ def compare(options: argparse.Namespace, mode: str) -> None:
             print(f"{mode}, {way}: {PROMPT_TOKENS} + {tokens} tokens a request")
             for different in DIFFERENT:
                 requests = max(LEAST_REQUESTS, different)
-                before = _rate(stock.run(way=way, requests=requests))
-                stock_rates, rates, ratios, computed = [before], [], [], []
-                for _ in range(options.rounds):
-                    answer = masked.run(way=way, requests=requests, different=different)
-                    after = _rate(stock.run(way=way, requests=requests))
-                    rates.append(_rate(answer))
-                    ratios.append(2 * rates[-1] / (before + after))
-                    computed.append(answer["computed"] / requests)
-                    stock_rates.append(after)
-                    before, most = after, max(most, answer["most"])
-                    memory.append(answer["memory_mb"])
-                    different_in_all += different
+                order = {"way": way, "requests": requests, "different": different}
+                turns = take_turns(masked, stock, order, options.rounds)
+                most = max(most, *(answer["most"] for answer in turns.said))
+                memory.append(turns.said[-1]["memory_mb"])
+                different_in_all += different * options.rounds
+                computed = np.mean([answer["done"] for answer in turns.said]) / requests
                 print(
-                    f"  {requests:4d} requests, {different:4d} ablations: ours {spread(rates, '.0f')}, stock "
-                    f"{spread(stock_rates, '.0f')}, ratio {spread(ratios, '.3f')}; tokens computed a request "
-                    f"{np.mean(computed):.2f}, by stock {PROMPT_TOKENS + tokens - 1}",
+                    f"  {requests:4d} requests, {different:4d} ablations: ours {spread(turns.ours, '.0f')}, stock "
+                    f"{spread(turns.stock, '.0f')}, ratio {spread(turns.ratios, '.3f')}; tokens computed a request "
+                    f"{computed:.2f}, by stock {PROMPT_TOKENS + tokens - 1}",
                     flush=True,
                 )
         print(
@@ -89,10 +77,6 @@ def compare(options: argparse.Namespace, mode: str) -> None:
             f"{memory[0]:.0f} MB after the first {DIFFERENT[-1]}, {memory[-1]:.0f} MB after {different_in_all}",
             flush=True,
         )
-
-
-def _rate(answer: Order) -> float:
-    return float(answer["computed"]) / float(answer["seconds"])
 
 
 def _prompts(requests: int) -> list[tuple[int, ...]]:
@@ -105,7 +89,7 @@ def _computed(tokens: Sequence[int]) -> int:
     return sum(tokens) - len(tokens)
 
 
-def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _stock(options: argparse.Namespace) -> CarryOut:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -126,12 +110,12 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     def run(order: Order) -> Order:
         outputs = llm.generate(prompts[: order["requests"]], params[order["way"]], use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == WAYS[order["way"]] for output in outputs)
-        return {"computed": _computed([PROMPT_TOKENS + WAYS[order["way"]]] * len(outputs))}
+        return {"done": _computed([PROMPT_TOKENS + WAYS[order["way"]]] * len(outputs))}
 
     return run
 
 
-def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _masked(options: argparse.Namespace) -> CarryOut:
     from cs_localize.heads import Ablation
     from cs_localize.measure.protocol import Request
     from cs_localize.measure.spec import EngineSpec
@@ -167,7 +151,7 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
         outcomes = engine.measure(requests)
         computed = _computed([outcome.tokens for outcome in outcomes])
         most = int(engine.evidence()["most_ablations_in_a_step"])
-        return {"computed": computed, "most": most, "memory_mb": memory_mb()}
+        return {"done": computed, "most": most, "memory_mb": memory_mb()}
 
     return run
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from arms import spread
 from cs_localize.asking import ask_items, load_tasks
 from cs_localize.config import StudyConfig, parse_study
 from cs_localize.design import draw_design
@@ -194,11 +194,6 @@ def ranking(
     relatives: dict[str, frozenset[str]] = {task: frozenset() for task in items}
     found = make_method(config).localize(measurer, session.shape, items, relatives)
     return {task: [str(head) for head in heads] for task, heads in found.ranking.items()}
-
-
-def spread(values: list[float], form: str) -> str:
-    """Median, least and most."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
 
 
 if __name__ == "__main__":

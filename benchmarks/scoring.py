@@ -19,14 +19,12 @@ run with the mean of the stock runs right before and after it.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from arms import Arm, Order, serve, spread
+from arms import Arm, CarryOut, Order, spread, start, take_turns
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
@@ -34,7 +32,7 @@ from cs_localize.models import resolve
 from cs_localize.outcomes import Item
 from cs_localize.seeds import stream
 from cs_localize.tasks import registered_tasks
-from processes import ProcessEnded, positive
+from processes import positive
 
 ITEMS = 16
 SHOTS = 5
@@ -47,20 +45,10 @@ NOISE = 0.05  # nats a token, the mean over all: bfloat16 in batches of other si
 def main() -> None:
     """Measures and prints; the same file serves as the child processes."""
     parser = argparse.ArgumentParser(description="Scoring given answers, beside stock vLLM's prompt_logprobs.")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
-    parser.add_argument("--rounds", type=positive, default=3, help="times that every suite runs (default 3)")
     parser.add_argument("--gsm8k", type=Path, help="gsm8k's questions and answers, one JSON object a line")
     parser.add_argument("--blocks", type=positive, default=4, help="masks of a run of gsm8k (default 4)")
     parser.add_argument("--block", type=positive, default=16, help="items of gsm8k under each mask (default 16)")
-    parser.add_argument("--serve", choices=("stock", "masked"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve(functools.partial(_stock if options.serve == "stock" else _masked, options))
-        return
-    try:
-        compare(options)
-    except ProcessEnded as error:
-        raise SystemExit(f"scoring: {error}") from None
+    start(parser, {"stock": _stock, "masked": _masked}, compare)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -69,30 +57,22 @@ def compare(options: argparse.Namespace) -> None:
     arguments += ["--gsm8k", str(options.gsm8k)] if options.gsm8k else []
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
         for suite in ("built-in", "gsm8k") if options.gsm8k else ("built-in",):
-            plain = [arm.run(suite=suite, masks=0) for arm in (stock, masked)]
+            plain = [arm.run(suite=suite, round=0) for arm in (stock, masked)]
             apart = np.abs(np.subtract(*(answer["scores"] for answer in plain))) / plain[0]["lengths"]
             if not apart.mean() < NOISE:
                 raise SystemExit(f"scoring: the two differ by {apart.mean():.3f} nats a token on {suite}")
-            before = _rate(stock.run(suite=suite, masks=0))
-            stock_rates, rates, ratios = [before], [], []
-            for number in range(1, options.rounds + 1):
-                rates.append(_rate(masked.run(suite=suite, masks=number)))
-                after = _rate(stock.run(suite=suite, masks=0))
-                ratios.append(2 * rates[-1] / (before + after))
-                stock_rates.append(after)
-                before = after
+            turns = take_turns(masked, stock, {"suite": suite}, options.rounds)
             lengths = np.array(plain[0]["lengths"])
             print(
                 f"{suite}: {len(lengths)} answers of {lengths.min()} to {lengths.max()} tokens to prompts of "
                 f"{np.mean(plain[0]['prompts']):.0f} on average; without an ablation the two differ by "
                 f"{apart.mean():.4f} nats a token"
             )
-            print(f"  prompt_logprobs  {spread(stock_rates, '.1f')} requests/s")
-            print(f"  ours             {spread(rates, '.1f')} requests/s, ratio {spread(ratios, '.2f')}", flush=True)
-
-
-def _rate(answer: Order) -> float:
-    return len(answer["scores"]) / float(answer["seconds"])
+            print(f"  prompt_logprobs  {spread(turns.stock, '.1f')} requests/s")
+            print(
+                f"  ours             {spread(turns.ours, '.1f')} requests/s, ratio {spread(turns.ratios, '.2f')}",
+                flush=True,
+            )
 
 
 def suite_requests(
@@ -137,7 +117,7 @@ def _ablation(rng: np.random.Generator, shape: ModelShape) -> Ablation:
     return Ablation.of(shape.head(int(head)) for head in np.flatnonzero(rng.random(shape.n_heads) < DENSITY))
 
 
-def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _stock(options: argparse.Namespace) -> CarryOut:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -154,7 +134,7 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
 
     def run(order: Order) -> Order:
-        requests = suite_requests(options, order["suite"], order["masks"], encoder, model.shape)
+        requests = suite_requests(options, order["suite"], order["round"], encoder, model.shape)
         prompts = [TokensPrompt(prompt_token_ids=[*one.prompt_ids, *one.answer_ids]) for one in requests]
         scores = []
         for request, output in zip(requests, llm.generate(prompts, params, use_tqdm=False), strict=True):
@@ -165,7 +145,7 @@ def _stock(options: argparse.Namespace) -> Callable[[Order], Order]:
     return run
 
 
-def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
+def _masked(options: argparse.Namespace) -> CarryOut:
     from cs_localize.measure.spec import EngineSpec
     from cs_localize.measure.vllm import VLLMEngine
 
@@ -175,15 +155,19 @@ def _masked(options: argparse.Namespace) -> Callable[[Order], Order]:
     engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, resources=resources))
 
     def run(order: Order) -> Order:
-        requests = suite_requests(options, order["suite"], order["masks"], encoder, model.shape)
+        requests = suite_requests(options, order["suite"], order["round"], encoder, model.shape)
         return _said(requests, [outcome.score for outcome in engine.measure(requests)])
 
     return run
 
 
 def _said(requests: list[Request], scores: list[float]) -> Order:
-    prompts = [len(request.prompt_ids) for request in requests]
-    return {"scores": scores, "prompts": prompts, "lengths": [len(request.answer_ids) for request in requests]}
+    return {
+        "done": len(scores),
+        "scores": scores,
+        "prompts": [len(request.prompt_ids) for request in requests],
+        "lengths": [len(request.answer_ids) for request in requests],
+    }
 
 
 if __name__ == "__main__":
