@@ -222,18 +222,24 @@ def test_questions_that_the_model_cannot_be_asked_are_left_out_as_a_study_leaves
     items = held_out(tasks)
     whole = [item for item in items["own_sums"] if item.answer.strip()]
     told = f"own_sums: {15 - len(whole)} items left out: {15 - len(whole)} for an answer without tokens"
+    measured_on = mean_items(tasks, seed=0)
+    empty = sum(not item.answer.strip() for item in measured_on)
+    told_of_means = (
+        f"{empty} of {len(measured_on)} items to measure the means of heads on are left out: "
+        f"{empty} for an answer without tokens"
+    )
 
     (effect,) = ablate("planted", "L1H1=mean", ["own_sums"], engine=engine, ledger=ledger, lm_eval=options)
-    assert caplog.messages == [told]
+    assert caplog.messages == [told_of_means, told]
     grid = ablation_grid(
         "planted", AblationGrid({"heads": "L1H1"}), items, out=tmp_path, engine=engine, ledger=ledger, tasks=tasks
     )
-    assert caplog.messages == [told, told]
+    assert caplog.messages == [told_of_means, told, told]
     (base,) = baselines("planted", ["own_sums"], engine=engine, ledger=ledger, lm_eval=options)
 
     assert 0 < len(whole) < 15
     assert [effect.items, *(row.items for row in grid.effects)] == [len(whole)] * 2
-    assert caplog.messages[2] == "own_sums: 20 items left out: 20 for an answer without tokens"
+    assert caplog.messages[3] == "own_sums: 20 items left out: 20 for an answer without tokens"
     assert (base.items, base.of) == (10, 30)
     (event,) = (event for event in events(tmp_path) if event["event"] == "left_out")
     assert event["task"] == "own_sums"
