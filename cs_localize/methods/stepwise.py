@@ -44,8 +44,8 @@ class Stepwise:
 
     The first head comes from the sparse method with three rounds. A step then tries candidates on top of the heads
     chosen so far, on two items. The first four, by the damage they add less the mean damage to the controls that the
-    sparse method estimates, are tried on two more items of the task and on five of its controls, where the damage under
-    all heads together takes the place of the estimate. The best is added.
+    sparse method estimates, are tried on two more items of the task and on five of the controls together, where the
+    damage under all heads takes the place of the estimate. The best is added.
 
     Candidates of the first step are the heads that lead the sparse method's ranking and those of fragile layers, which
     masks spare and where heads often stand in for each other; those of a later one come from the step before and the
