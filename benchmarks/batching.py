@@ -20,15 +20,14 @@ import argparse
 import numpy as np
 
 from arms import Arm, CarryOut, Order, rate, spread, start
-from cs_localize.heads import Ablation, ModelShape
+from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
 from cs_localize.models import resolve
 from cs_localize.seeds import stream
 from processes import positive
-from scoring import builtin_items
+from scoring import builtin_items, random_ablation
 
-DENSITY = 0.05
 WAYS = {"one batch": "vllm", "mask by mask": "vllm", "reloaded": "transformers"}
 NOISE = 0.1  # nats, the median over all requests
 
@@ -71,7 +70,7 @@ def mask_requests(options: argparse.Namespace, number: int, encoder: Encoder, sh
     items = builtin_items()
     masks = []
     for _ in range(options.masks):
-        ablation = Ablation.of(shape.head(int(head)) for head in np.flatnonzero(rng.random(shape.n_heads) < DENSITY))
+        ablation = random_ablation(rng, shape)
         asked = rng.choice(len(items), options.items, replace=False)
         masks.append([Request(items[item], *encoder.encode(items[item]), ablation) for item in asked])
     return masks

@@ -92,7 +92,7 @@ def suite_requests(
     else:
         asked, block = gsm8k_items(options.gsm8k, options.block) * options.blocks, options.block
     rng = stream(0, "scoring", suite, str(masks))
-    ablations = [_ablation(rng, shape) if masks else Ablation() for _ in range(0, len(asked), block)]
+    ablations = [random_ablation(rng, shape) if masks else Ablation() for _ in range(0, len(asked), block)]
     return [Request(item, *encoder.encode(item), ablations[number // block]) for number, item in enumerate(asked)]
 
 
@@ -113,7 +113,8 @@ def gsm8k_items(file: Path, count: int) -> list[Item]:
     ]
 
 
-def _ablation(rng: np.random.Generator, shape: ModelShape) -> Ablation:
+def random_ablation(rng: np.random.Generator, shape: ModelShape) -> Ablation:
+    """Knocks out every head with the same small probability."""
     return Ablation.of(shape.head(int(head)) for head in np.flatnonzero(rng.random(shape.n_heads) < DENSITY))
 
 
