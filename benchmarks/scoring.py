@@ -104,6 +104,8 @@ def builtin_items() -> list[Item]:
 def gsm8k_items(file: Path, count: int) -> list[Item]:
     """Questions of gsm8k behind the file's first ones with their answers."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: SHOTS + count]]
+    if len(rows) < SHOTS + count:
+        raise SystemExit(f"scoring: {file} has {len(rows)} lines and {SHOTS + count} are needed; lower --block")
     texts = [f"Question: {row['question']}\nAnswer:" for row in rows]
     answers = [f" {row['answer']}" for row in rows]
     shots = "".join(f"{text}{answer}\n\n" for text, answer in zip(texts[:SHOTS], answers[:SHOTS], strict=True))
