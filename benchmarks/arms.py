@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from processes import LineProcess, ProcessEnded, positive
 
 Order = dict[str, Any]
-"""What an arm is asked to do, and what it answers, as JSON: how much is ``done``, besides what else there is to say."""
+"""What an arm is asked to do, or its answer, as JSON. An answer says how much is ``done``, and whatever else."""
 
 CarryOut = Callable[[Order], Order]
-"""Carries out an order and answers it."""
+"""Carries out an order and returns the answer."""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

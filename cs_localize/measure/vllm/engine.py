@@ -329,7 +329,7 @@ def _params(request: Request, read_cache: bool = True) -> SamplingParams:
 
 
 def _entries(output: RequestOutput) -> list[tuple[int, Logprob]]:
-    """Tokens and log-probabilities of a scored answer: those in the prompt, and that of the forced one."""
+    """Tokens and log-probabilities of an answer: of those in the prompt, and of those that came back."""
     steps = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]  # a prompt's first has none
     return [next(iter(step.items())) for step in steps if step]
 
