@@ -42,6 +42,8 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Takes the three ways in turn and prints requests a second and ratios."""
+    if options.items > (most := len(builtin_items())):
+        raise SystemExit(f"batching: --items is {options.items}, and the built-in tasks have {most} items; lower it")
     arguments = ["--model", options.model, "--masks", str(options.masks), "--items", str(options.items)]
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     with Arm(__file__, "vllm", arguments) as vllm, Arm(__file__, "transformers", arguments) as transformers:
