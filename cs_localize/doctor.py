@@ -32,7 +32,7 @@ _ABLATIONS = 16
 _FREE_TOKENS = 8
 _PREFIX_TOKENS = 128  # four blocks of the engine's cache, of which the answer takes a part
 _SAME_TOKEN = 0.95
-_SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the model's own dtype
+_SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the dtype of a study
 _EXACT_DIFFERENCE = 0.01  # nats between two engines in float32
 
 
@@ -98,6 +98,8 @@ def _prove(model: str, task: str, say: Callable[[bool, str], None]) -> None:
     spec, encoder = engine_spec(model, EngineConfig(), (task,))
     shape = spec.shape
     say(True, f"model {model}: {shape.layers} layers x {shape.heads} heads, {shape.kv_heads} KV heads")
+    if spec.dtype == "float32":
+        say(True, "studies run it in float32: this CPU has no instructions for bfloat16")
     items = get_task(task).split(0).search[: 2 * _ABLATIONS]
     scored = [Request(item, *encoder.encode(item), Ablation()) for item in items]
     with RaySession():
@@ -182,7 +184,7 @@ def checks(found: Evidence) -> Iterator[tuple[bool, str]]:
 
 
 def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) -> Evidence:
-    """Asks the engine in the model's own dtype and in float32, transformers, and vLLM as it is."""
+    """Asks the engine in the dtype of a study and in float32, transformers, and vLLM as it is."""
     ablated = proof_requests(scored, _ablations(spec.shape))
     plain = [replace(request, ablation=Ablation()) for request in ablated]
     mixed = [request for pair in zip(ablated, plain, strict=True) for request in pair]

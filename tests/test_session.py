@@ -79,6 +79,36 @@ def test_options_that_came_later_leave_the_fingerprint_of_old_outcomes_as_it_was
     assert spec(model_impl="transformers").in_transformers() == spec().in_transformers()
 
 
+@pytest.mark.parametrize(
+    ("flags", "cpu", "options", "expected"),
+    [
+        ("fpu sse2 avx2", True, {}, "float32"),
+        ("fpu avx512f avx512_bf16", True, {}, "auto"),
+        ("fpu amx_tile amx_bf16", True, {"name": "hf"}, "auto"),
+        ("fp asimd bf16", True, {}, "auto"),
+        ("fpu sse2 avx2", True, {"dtype": "bfloat16"}, "bfloat16"),
+        ("fpu sse2 avx2", False, {}, "auto"),
+        ("fpu sse2 avx2", False, {"name": "hf"}, "float32"),
+        (None, True, {}, "auto"),
+    ],
+)
+def test_auto_is_float32_where_a_cpu_has_no_instructions_for_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str | None,
+    cpu: bool,
+    options: dict[str, Any],
+    expected: str,
+) -> None:
+    machine(monkeypatch, cpu, gpus=0, cores=2)
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor\t: 0\nmodel name\t: any bf16-less CPU\nflags\t\t: {flags}\n", encoding="utf-8")
+    monkeypatch.setattr(session, "_CPU_INFO", info)
+    directory = str(save_tiny_model(tmp_path / "model"))
+    assert session.engine_spec(directory, EngineConfig(**options), ())[0].dtype == expected
+
+
 def test_items_for_means_that_the_model_cannot_be_asked_are_counted_and_without_any_other_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -60,7 +60,8 @@ class EngineConfig(Section):
 
     name: Literal["vllm", "hf", "planted"] = Field("vllm", description="The engine.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="Number format of weights; auto: the model's."
+        "auto",
+        description="Number format of weights; auto: the model's, or float32 on a CPU without bfloat16 instructions.",
     )
     workers: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Engines, one Ray actor each. Default: one a GPU, or one a core up to two on a CPU."
