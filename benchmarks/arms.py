@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from cs_localize.measure.spec import DTYPES
 from processes import LineProcess, ProcessEnded, positive
 
 Order = dict[str, Any]
@@ -117,6 +118,7 @@ def start(
         compare: measures the arms and prints.
     """
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a directory, a hub id or a built-in name")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: the model's)")
     parser.add_argument("--rounds", type=positive, default=3, help="times that everything is measured (default 3)")
     parser.add_argument("--serve", choices=tuple(arms), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -127,6 +129,11 @@ def start(
         compare(options)
     except ProcessEnded as error:
         raise SystemExit(f"{parser.prog}: {error}") from None
+
+
+def shared_arguments(options: argparse.Namespace) -> list[str]:
+    """What every arm is told as well: the model, and its number format."""
+    return ["--model", options.model, "--dtype", options.dtype]
 
 
 def _serve(make: Callable[[], CarryOut]) -> None:

@@ -8,9 +8,9 @@
 
 They take turns in two processes, one for each engine, and score the answers of the built-in word tasks. The vLLM engine
 has no prefix cache, in which the second way would find what the first has left. What it measures must agree with
-transformers; both are bfloat16, so they agree up to its noise.
+transformers; in bfloat16 they agree up to its noise.
 
-    python benchmarks/batching.py [--model DIR_OR_NAME] [--masks N] [--items N] [--rounds N]
+    python benchmarks/batching.py [--model DIR_OR_NAME] [--dtype NAME] [--masks N] [--items N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import argparse
 
 import numpy as np
 
-from arms import Arm, CarryOut, Order, rate, spread, start
+from arms import Arm, CarryOut, Order, rate, shared_arguments, spread, start
 from cs_localize.heads import ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
@@ -44,7 +44,7 @@ def compare(options: argparse.Namespace) -> None:
     """Takes the three ways in turn and prints requests a second and ratios."""
     if options.items > (most := len(builtin_items())):
         raise SystemExit(f"batching: --items is {options.items}, and the built-in tasks have {most} items; lower it")
-    arguments = ["--model", options.model, "--masks", str(options.masks), "--items", str(options.items)]
+    arguments = [*shared_arguments(options), "--masks", str(options.masks), "--items", str(options.items)]
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     with Arm(__file__, "vllm", arguments) as vllm, Arm(__file__, "transformers", arguments) as transformers:
         arms = {"vllm": vllm, "transformers": transformers}
@@ -85,7 +85,9 @@ def _vllm(options: argparse.Namespace) -> CarryOut:
     model = resolve(options.model)
     encoder = Encoder(model.path)
     resources = {"prefix_cache": False}
-    engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, resources=resources))
+    engine = VLLMEngine(
+        EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, options.dtype, resources=resources)
+    )
 
     def run(order: Order) -> Order:
         masks = mask_requests(options, order["number"], encoder, model.shape)
@@ -107,7 +109,7 @@ def _transformers(options: argparse.Namespace) -> CarryOut:
     def run(order: Order) -> Order:
         scores = []
         for requests in mask_requests(options, order["number"], encoder, model.shape):
-            loaded = AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.bfloat16)
+            loaded = AutoModelForCausalLM.from_pretrained(str(model.path), dtype=options.dtype)
             loaded.train(False)
             with torch.inference_mode():
                 for head, _ in requests[0].ablation.heads:

@@ -10,7 +10,7 @@ The processes take turns; while one works the other waits for its next line. A r
 stock runs right before and after it, so that a machine that slows down or speeds up weighs on both sides. No ablation
 is asked twice, so the memory of the engine's process at the end shows whether they leave anything behind.
 
-    python benchmarks/masked_throughput.py [--model DIR_OR_NAME] [--rounds N] [--modes eager compiled]
+    python benchmarks/masked_throughput.py [--model DIR_OR_NAME] [--dtype NAME] [--rounds N] [--modes eager compiled]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arms import Arm, CarryOut, Order, spread, start, take_turns
+from arms import Arm, CarryOut, Order, shared_arguments, spread, start, take_turns
 from processes import memory_mb
 
 PROMPT_TOKENS = 24
@@ -50,7 +50,7 @@ def compare(options: argparse.Namespace) -> None:
 
 def compare_mode(options: argparse.Namespace, mode: str) -> None:
     """Runs the cases one after the other and prints computed tokens per second and ratios."""
-    arguments = ["--model", options.model, "--modes", mode]
+    arguments = [*shared_arguments(options), "--modes", mode]
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
         most, different_in_all, memory = 0, 0, []
         for way, tokens in WAYS.items():
@@ -97,6 +97,7 @@ def _stock(options: argparse.Namespace) -> CarryOut:
 
     llm = LLM(
         model=str(resolve(options.model).path),
+        dtype=options.dtype,
         enforce_eager=options.modes == ["eager"],
         max_num_seqs=MAX_NUM_SEQS,
         block_size=BLOCK_SIZE,
@@ -131,7 +132,9 @@ def _masked(options: argparse.Namespace) -> CarryOut:
         "prefix_cache": False,
         "eager": options.modes == ["eager"],
     }
-    engine = VLLMEngine(EngineSpec("vllm", str(local.path), local.fingerprint, local.shape, resources=resources))
+    engine = VLLMEngine(
+        EngineSpec("vllm", str(local.path), local.fingerprint, local.shape, options.dtype, resources=resources)
+    )
     rng = np.random.default_rng(1)
     many = max(1, round(ABLATED_SHARE * local.shape.n_heads))
     answer = (int(rng.integers(100, 1000)),)

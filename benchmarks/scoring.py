@@ -13,7 +13,8 @@ not read its cache. This library's engine asks each request under a random mask,
 First both score without an ablation, and their log-probabilities must agree. Then they take turns; a ratio compares a
 run with the mean of the stock runs right before and after it.
 
-    python benchmarks/scoring.py [--model DIR_OR_NAME] [--rounds N] [--gsm8k FILE] [--blocks N] [--block N]
+    python benchmarks/scoring.py [--model DIR_OR_NAME] [--dtype NAME] [--rounds N] [--gsm8k FILE] [--blocks N]
+                                 [--block N]
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arms import Arm, CarryOut, Order, spread, start, take_turns
+from arms import Arm, CarryOut, Order, shared_arguments, spread, start, take_turns
 from cs_localize.heads import Ablation, ModelShape
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.tokens import Encoder
@@ -53,7 +54,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Runs the suites in turn and prints requests a second and ratios."""
-    arguments = ["--model", options.model, "--blocks", str(options.blocks), "--block", str(options.block)]
+    arguments = [*shared_arguments(options), "--blocks", str(options.blocks), "--block", str(options.block)]
     arguments += ["--gsm8k", str(options.gsm8k)] if options.gsm8k else []
     with Arm(__file__, "stock", arguments) as stock, Arm(__file__, "masked", arguments) as masked:
         for suite in ("built-in", "gsm8k") if options.gsm8k else ("built-in",):
@@ -128,6 +129,7 @@ def _stock(options: argparse.Namespace) -> CarryOut:
     encoder = Encoder(model.path)
     llm = LLM(
         model=str(model.path),
+        dtype=options.dtype,
         enforce_eager=True,
         max_num_seqs=MAX_NUM_SEQS,
         block_size=BLOCK_SIZE,
@@ -155,7 +157,9 @@ def _masked(options: argparse.Namespace) -> CarryOut:
     model = resolve(options.model)
     encoder = Encoder(model.path)
     resources = {"max_num_seqs": MAX_NUM_SEQS, "block_size": BLOCK_SIZE}
-    engine = VLLMEngine(EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, resources=resources))
+    engine = VLLMEngine(
+        EngineSpec("vllm", str(model.path), model.fingerprint, model.shape, options.dtype, resources=resources)
+    )
 
     def run(order: Order) -> Order:
         requests = suite_requests(options, order["suite"], order["round"], encoder, model.shape)

@@ -1,4 +1,4 @@
-"""The main job on the real model, whole, as a newcomer runs it. What it must show is stated here, test by test."""
+"""The main job on the real model, as a newcomer runs it. What it must show is stated here, test by test."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ TASKS = ("antonyms", "past_tense", "plurals", "capitals", "counting", "addition"
 SOLVERS = ("lasso", "cvxpy")
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["smaller", "whole"])
+def demos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo with each solver; the second is served the search by the first one's ledger.
 
-    Of the second, what no test here reads is left out: the cross-check, the curve, and all but the first random draws.
+    Unless whole, the first goes without what no test here reads: the curve, and most random draws. So does the second
+    in any case, and without the cross-check.
     """
     folder = tmp_path_factory.mktemp("demo")
+    smaller = ["confirm.curve=0", "confirm.random_draws=5", "crosscheck.random_draws=5"]
     outs = {}
     for solver in SOLVERS:
         outs[solver] = folder / solver
-        arguments = ["--set", f"solver.name={solver}", "--set", f"ledger={folder / 'ledger'}"]
+        options = [f"solver.name={solver}", f"ledger={folder / 'ledger'}"]
         if solver != SOLVERS[0]:
-            for smaller in ("crosscheck.enabled=false", "confirm.curve=0", "confirm.random_draws=5"):
-                arguments += ["--set", smaller]
+            options += [*smaller, "crosscheck.enabled=false"]
+        elif not request.param:
+            options += smaller
+        arguments = [word for option in options for word in ("--set", option)]
         done = subprocess.run(
             command("demo", "--out", str(outs[solver]), *arguments), capture_output=True, text=True, check=False
         )
