@@ -10,7 +10,8 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cs_localize.config import EngineConfig
@@ -24,6 +25,9 @@ from cs_localize.session import engine_spec
 from cs_localize.spelling import read_ablation
 
 _MIDDLEWARE = "cs_localize.measure.vllm.middleware.AblationMiddleware"
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+_SOCKET_NAME = 36  # characters, of a UUID
+_LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
 _UNSUPPORTED = {
     "speculative_config": None,
     "kv_transfer_config": None,
@@ -115,10 +119,26 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
     options = parser.parse_args(["serve", spec.model_dir, *flags, *(["--enforce-eager"] if eager else []), *arguments])
     _check_untouched(options, worker)
     command.validate(options)
-    # vLLM's processes talk through sockets, and leave them behind where they are killed.
-    with tempfile.TemporaryDirectory(prefix="cs_localize-") as sockets, in_one_line("serve the model"):
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", sockets)
+    with _own_sockets(), in_one_line("serve the model"):
         command.cmd(options)
+
+
+@contextmanager
+def _own_sockets() -> Iterator[None]:
+    """Has vLLM's processes talk through sockets in a folder of this server's: those that are killed leave them behind.
+
+    Where the user has named a folder, or the path of a socket in ours would be too long, vLLM puts them where it would
+    by itself.
+    """
+    with tempfile.TemporaryDirectory(prefix="cs_localize-") as folder:
+        if _SOCKETS in os.environ or len(os.fsencode(folder)) + 1 + _SOCKET_NAME > _LONGEST_SOCKET:
+            yield
+            return
+        os.environ[_SOCKETS] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(_SOCKETS, None)
 
 
 def _check_untouched(options: argparse.Namespace, worker: Mapping[str, Any]) -> None:

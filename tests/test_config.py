@@ -242,7 +242,7 @@ def test_the_folder_of_yaml_tasks_is_beside_the_study_wherever_the_command_is_gi
         load_study(path, ("lm_eval.include_path=yours",))
     looked = tmp_path / "yours"
     assert str(refused.value) == (
-        f"lm_eval.include_path: there is no folder yours beside the study: {looked} was looked for"
+        f"{path}: lm_eval.include_path: there is no folder yours beside the study: {looked} was looked for"
     )
 
 

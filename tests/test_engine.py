@@ -157,5 +157,6 @@ def test_vllm_and_transformers_agree_outside_a_study(printed: dict[str, Any]) ->
 def test_outside_a_study_an_outcome_has_the_same_proofs(printed: dict[str, Any]) -> None:
     assert printed["vllm"]["evidence"]["ablated_token_rows"] > 0
     assert printed["off"].startswith("the unablated canary scored")
+    assert printed["off"].endswith("the model computes in float32, where rounding does not explain it")
     assert printed["vllm"]["unknown"].startswith("UsageError: L9H1 is out of range")
     assert printed["restored"] is True

@@ -247,6 +247,15 @@ def test_a_grid_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_grid(tmp_path / "absent.yaml", tmp_path)
 
 
+def test_a_folder_of_yaml_tasks_that_is_not_there_is_told_with_the_grid_and_its_first_cell(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    methods = {"here": {}, "away": {"lm_eval": {"include_path": "none"}}}
+    file.write_text(yaml.safe_dump(grid(methods=methods), sort_keys=False), encoding="utf-8")
+    with pytest.raises(UsageError) as refused:
+        load_grid(file, tmp_path)
+    assert str(refused.value).startswith(f"{file}: cell one/pair/away: lm_eval.include_path: there is no folder none ")
+
+
 def test_an_override_reaches_every_cell(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid(), sort_keys=False), encoding="utf-8")

@@ -144,7 +144,7 @@ def test_a_job_takes_the_files_along_and_a_changed_one_is_another_job(tmp_path: 
     root = Path(job.runtime_env["working_dir"])
     assert sorted(path.name for path in root.iterdir()) == ["doubling.jsonl", "study.yaml"]
     assert len(check_study(load_study(root / "study.yaml"))["doubling"].questions) == 60
-    with pytest.raises(UsageError, match=r"data\.doubling: cannot read"):
+    with pytest.raises(UsageError, match=r"data\.doubling: there is no file .*my\.jsonl"):
         plan(tmp_path, "absent", study=study)
     write_rows(tmp_path / "here" / "my.jsonl")
     assert plan(tmp_path, "same", study=study).base_id == job.base_id

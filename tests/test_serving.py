@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -38,6 +40,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(random_model(tmp_path_factory.mktemp("model"), "llama"))
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The temporary folder of servers, whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield folder
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
@@ -62,11 +73,8 @@ def test_vllms_own_llm_ablates_every_request_and_a_lost_hook_is_noticed(model: s
 @pytest.mark.vllm
 @pytest.mark.model
 def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, capsys: pytest.CaptureFixture[str], temporary: str
 ) -> None:
-    temporary = tempfile.mkdtemp()  # a path that is short enough for a socket
-    monkeypatch.setenv("TMPDIR", temporary)
-
     def answer(heads: list[str], salt: str | None = None) -> tuple[list[float], int]:
         options = {"logprobs": 0, "cache_salt": salt} if salt else {"logprobs": 0}
         status, said = ask(url, model, LONG, heads, **options)
@@ -81,7 +89,6 @@ def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
         refused = ask(url, model, LONG, ["L2H0"])
         ask_all(url, model)  # the rest of the example
     left = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]  # which torch keeps
-    shutil.rmtree(temporary)
     assert left == []
     assert plain_again == pytest.approx(plain, abs=1e-4)
     assert ablated_again == pytest.approx(ablated, abs=1e-4)
@@ -92,6 +99,53 @@ def test_the_server_keeps_ablations_apart_and_refuses_what_it_cannot_do(
     none, zeroed, _, again, unknown = capsys.readouterr().out.splitlines()
     assert none == again != zeroed
     assert unknown.split(maxsplit=2)[:2] == ["L999H0", "400"]
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Where every server that is started, though none of vLLM's is, would have its sockets; a folder that is there."""
+    seen: list[str | None] = []
+
+    def start(options: argparse.Namespace) -> None:
+        seen.append(os.environ.get("VLLM_RPC_BASE_PATH"))
+        assert seen[-1] is None or Path(seen[-1]).is_dir()
+
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    monkeypatch.setattr("vllm.entrypoints.cli.serve.ServeSubcommand.cmd", staticmethod(start))
+    return seen
+
+
+@pytest.mark.vllm
+def test_a_server_follows_another_in_one_process_with_sockets_of_its_own(
+    model: str, sockets: list[str | None], temporary: str
+) -> None:
+    for _ in range(2):
+        serve(model, host="127.0.0.1", port=8000, eager=True)
+    first, second = sockets
+    assert first is not None
+    assert second is not None
+    assert first != second
+    assert Path(first).parent == Path(temporary)
+    assert os.listdir(temporary) == []
+    assert "VLLM_RPC_BASE_PATH" not in os.environ
+
+
+@pytest.mark.vllm
+def test_sockets_that_are_named_or_would_have_too_long_a_path_are_left_to_vllm(
+    model: str, sockets: list[str | None], temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for length in (49, 50):  # with '/cs_localize-12345678/' and a UUID, 107 bytes and one more
+        folder = Path(temporary, "x" * (length - len(temporary) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        serve(model, host="127.0.0.1", port=8000, eager=True)
+    longest, too_long = sockets
+    assert longest is not None
+    assert len(f"{longest}/{uuid4()}") == 107
+    assert too_long is None
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", temporary)
+    serve(model, host="127.0.0.1", port=8000, eager=True)
+    assert sockets[-1] == os.environ["VLLM_RPC_BASE_PATH"] == temporary
 
 
 def test_heads_that_the_model_lacks_or_means_are_refused_before_anything_is_asked() -> None:

@@ -129,8 +129,12 @@ class StudyConfig(Section):
         """The study with the word of whoever gives the command on whether what a model writes may be executed."""
         return self.model_copy(update={"lm_eval": self.lm_eval.allowing(code_execution)})
 
-    def located(self, folder: Path) -> StudyConfig:
+    def located(self, folder: Path, source: str = "study") -> StudyConfig:
         """The study with the files and folders that it names as absolute paths; relative ones are in the folder.
+
+        Args:
+            folder: where they are.
+            source: what to call the study in messages.
 
         Raises:
             UsageError: if the folder of its own YAML tasks is relative and not there.
@@ -148,7 +152,7 @@ class StudyConfig(Section):
             # An absolute one is looked for when tasks are loaded: the record of a study outlives the folder.
             if not os.path.isabs(written) and not os.path.isdir(include_path):
                 looked = f"beside the study: {include_path} was looked for"
-                raise UsageError(f"lm_eval.include_path: there is no folder {written} {looked}")
+                raise UsageError(f"{source}: lm_eval.include_path: there is no folder {written} {looked}")
             lm_eval = lm_eval.model_copy(update={"include_path": include_path})
         return self.model_copy(update={"data": at, "design": design, "lm_eval": lm_eval})
 
@@ -182,7 +186,7 @@ def load_study(path: Path, overrides: tuple[str, ...] = ()) -> StudyConfig:
     Raises:
         UsageError: if the file is missing, is not YAML or does not describe a study.
     """
-    return parse_study(read_options(path, overrides), str(path)).located(path.parent)
+    return parse_study(read_options(path, overrides), str(path)).located(path.parent, str(path))
 
 
 def dump_study(study: StudyConfig) -> str:

@@ -132,7 +132,7 @@ def load_grid(path: Path, out: Path, overrides: tuple[str, ...] = ()) -> tuple[C
         UsageError: one line naming the first thing that is wrong, and the cell where it shows.
     """
     cells = parse_grid(read_options(path, overrides, "grid"), out, str(path))
-    return tuple(replace(cell, study=cell.study.located(path.parent)) for cell in cells)
+    return tuple(replace(cell, study=cell.study.located(path.parent, _where(path, cell.name))) for cell in cells)
 
 
 def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...]:
@@ -161,10 +161,15 @@ def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...
                 study = {**merged[model, method], "tasks": list(chosen.tasks)}
                 if chosen.controls is not None:
                     study["controls"] = list(chosen.controls)
-                where = f"{source}: cell {model}/{task_set}/{method}"
+                where = _where(source, f"{model}/{task_set}/{method}")
                 cells.append(Cell(model, task_set, method, parse_study(study, where)))
     _check_folders(cells, source)
     return tuple(cells)
+
+
+def _where(source: str | Path, cell: str) -> str:
+    """What to call a cell in messages."""
+    return f"{source}: cell {cell}"
 
 
 def _check_places(grid: GridConfig, source: str) -> None:

@@ -89,6 +89,7 @@ class Fleet:
         self._deaths_in_a_row = 0
         self._workers_before = 0
         self._quarantined_in_a_row = 0
+        self._shortages_told: set[str] = set()
         self.discarded = 0
 
     def __enter__(self) -> Fleet:
@@ -220,7 +221,7 @@ class Fleet:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, CoresTaken) and any(other.placement is not None for other in self._crew):
                 self._crew.end(worker)  # another is asked for, so that the fleet grows once there are cores
-                _LOG.warning("worker %d was not started (%s); the others go on", worker.number, one_line(error.cause))
+                self._tell_shortage(worker, one_line(error.cause))
                 return None
             raise engine_error(error, self._spec.name) from error
         except ray.exceptions.RayError as error:
@@ -234,6 +235,12 @@ class Fleet:
         self._patience.saw(unit, worker.took(unit))
         self._deaths_in_a_row = self._quarantined_in_a_row = 0
         return (unit.positions, answer) if queue.finish(unit) else None
+
+    def _tell_shortage(self, worker: WorkerHandle, reason: str) -> None:
+        """Warns once of cores that are missing: workers are asked for, and refused, for as long as they are."""
+        if reason not in self._shortages_told:
+            self._shortages_told.add(reason)
+            _LOG.warning("worker %d was not started (%s); the others go on", worker.number, reason)
 
     def _lose(self, worker: WorkerHandle, reason: str, queue: UnitQueue) -> None:
         """Takes a lost worker's units back; another will be hired in its place."""

@@ -20,7 +20,8 @@ _ENTRY, _END = 76, 22
 """Bytes of a zip file beside contents and names: a file's two headers, and the end of the directory."""
 
 _NEARLY_ALL = 0.9
-_LOG = logging.getLogger("cs_localize")
+_SILENT = logging.Logger("cs_localize.submit")  # Ray would tell of every error that it passes on
+_SILENT.disabled = True
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
 
     Raises:
         UsageError: if it is no folder, or is larger than a job server takes; the message names the largest parts; if a
-            name in it is not UTF-8, or a .gitignore in it cannot be read.
+            name in it is not UTF-8, a .gitignore in it cannot be read, or a link in it leads back to where it is.
     """
     if not root.is_dir():
         raise UsageError(f"{option} {root}: there is no such folder")
@@ -80,6 +81,11 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
     sizes: dict[PurePath, int] = {}
 
     def note(path: Path) -> None:
+        if path.is_symlink() and _leads_back(path, top):
+            raise UsageError(
+                f"{option} {root}: the link {path.relative_to(top)} points to a folder that holds it; remove it, or "
+                "leave it out with .gitignore"
+            )
         if path.is_file():
             sizes[path.relative_to(top)] = path.stat().st_size
 
@@ -90,7 +96,7 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
         raise UsageError(f"--exclude {' '.join(excludes)}: write patterns as in .gitignore") from None
     respect_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
     try:
-        _dir_travel(top, [excluded], note, include_gitignore=respect_gitignore, logger=_LOG)
+        _dir_travel(top, [excluded], note, include_gitignore=respect_gitignore, logger=_SILENT)
     except (ValueError, IndexError) as error:  # likewise, of a file
         raise UsageError(
             f"{option} {root}: a .gitignore or .rayignore in it cannot be read: {one_line(error)}"
@@ -106,6 +112,13 @@ def pack(root: Path, excludes: Sequence[str] = (), option: str = "--working-dir"
             "leave out what the job does not need with --exclude or .gitignore"
         )
     return package
+
+
+def _leads_back(link: Path, top: Path) -> bool:
+    """Whether whoever follows a link to a folder, on the way down from the top, comes to that link again."""
+    target = os.path.realpath(link)
+    above = (folder for folder in link.parents if folder.is_relative_to(top))
+    return any(Path(os.path.realpath(folder)).is_relative_to(target) for folder in above)
 
 
 def _narrowed(path: PurePath, weights: Counter[PurePath]) -> tuple[PurePath, int]:

@@ -21,6 +21,7 @@ from cs_localize.submit.package import pack
 from cs_localize.submit.server import JobServer
 
 _STUDY = "study.yaml"
+_INCLUDE_PATH = "lm_eval.include_path"
 _YAML_TASKS = "_include_path"
 """The folder of the user's own YAML tasks where it travels; no task, whose file lies beside it, can be called so."""
 
@@ -68,18 +69,21 @@ def plan_job(
         allow_code_execution: whether the job may execute what the model writes, where a task is graded by that.
 
     Raises:
-        UsageError: if the study is none, a path would be lost with the job, or the folder is too large.
+        UsageError: if the study is none, a file of it is not there, a path would be lost with the job, or the folder is
+            too large.
     """
     config = parse_study(read_options(study, tuple(overrides)), str(study))
     _check_paths(config, out)
     if working_dir is None:
         if excludes:
             raise UsageError("--exclude: there is nothing to leave out without --working-dir")
-        config = _with_files(config, study.parent, scratch)
+        _check_files(config, study, study.parent)
+        config = _with_files(config, study, scratch)
         (scratch / _STUDY).write_text(dump_study(config), encoding="utf-8")
         root, name, settings = scratch, _STUDY, []
     else:
         root, name = working_dir, _within(study, working_dir)
+        _check_files(config, study, (root / name).parent)
         settings = [part for override in overrides for part in ("--set", override)]
     package = pack(root, excludes)
     if Path(name) not in package.sizes:
@@ -90,8 +94,8 @@ def plan_job(
         place = Path(os.path.normpath(Path(name).parent / file))
         if not any(place in (path, *path.parents) for path in package.sizes):
             raise UsageError(
-                f"{option}: {file} would not travel; it must be in --working-dir, named relative to the study, "
-                "and not be excluded"
+                f"{study}: {option}: {file} would not travel; it must be in --working-dir, named relative to the "
+                "study, and not be excluded"
             )
     entry_point = shlex.join(["python", "-m", "cs_localize", "run", name, "--out", str(out), *settings])
     environment: dict[str, Any] = {}
@@ -145,22 +149,56 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 def _files(config: StudyConfig) -> dict[str, str]:
     """The files of a study, and its folder of YAML tasks, by the option that names them."""
-    others = {"design.masks": config.design.masks, "lm_eval.include_path": config.lm_eval.include_path}
+    others = {"design.masks": config.design.masks, _INCLUDE_PATH: config.lm_eval.include_path}
     files = {f"data.{task}": data.file for task, data in config.data.items()}
     return files | {option: file for option, file in others.items() if file is not None}
 
 
-def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig:
+def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
+    """Refuses a study whose files are not there, or whose YAML tasks are none or cannot be read.
+
+    Args:
+        config: the study.
+        study: its file, for messages.
+        folder: where the files that it names are.
+
+    Raises:
+        UsageError: if so.
+    """
+    for option, file in _files(config).items():
+        path, named = folder / file, f"{study}: {option}"
+        kind, there = ("folder", path.is_dir()) if option == _INCLUDE_PATH else ("file", path.is_file())
+        if not there:
+            found = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+            raise UsageError(f"{named}: {found}")
+        if option == _INCLUDE_PATH:
+            _check_yaml_tasks(path, named)
+
+
+def _check_yaml_tasks(folder: Path, named: str) -> None:
+    try:
+        empty = not any(folder.iterdir())
+        found = sorted(folder.rglob("*.yaml"))
+        for path in found:
+            path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"{named}: cannot read {error.filename}: {error.strerror}") from None
+    if not found:
+        what = "is empty" if empty else "holds no file that ends in .yaml"
+        raise UsageError(f"{named}: the folder {folder} {what}")
+
+
+def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
     """The study with its files copied to where it travels from, each under the name of its task or option."""
     copies = {}
     for option, file in _files(config).items():
-        source = folder / file
+        source = study.parent / file
         try:
-            if option == "lm_eval.include_path":
+            if option == _INCLUDE_PATH:
                 copies[option] = _YAML_TASKS
-                sizes = pack(source, option=option).sizes
+                sizes = pack(source, option=f"{study}: {option}").sizes
                 if not sizes:
-                    raise UsageError(f"{option}: {source} has no file that would travel; see its .gitignore")
+                    raise UsageError(f"{study}: {option}: {source} has no file that would travel; see its .gitignore")
                 for path in sizes:
                     (scratch / _YAML_TASKS / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source / path, scratch / _YAML_TASKS / path)
@@ -168,10 +206,10 @@ def _with_files(config: StudyConfig, folder: Path, scratch: Path) -> StudyConfig
                 copies[option] = f"{option.removeprefix('data.')}{source.suffix}"
                 shutil.copyfile(source, scratch / copies[option])
         except OSError as error:
-            raise UsageError(f"{option}: cannot read {error.filename}: {error.strerror}") from None
+            raise UsageError(f"{study}: {option}: cannot read {error.filename}: {error.strerror}") from None
     data = {task: own.model_copy(update={"file": copies[f"data.{task}"]}) for task, own in config.data.items()}
     design = config.design.model_copy(update={"masks": copies.get("design.masks")})
-    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get("lm_eval.include_path")})
+    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get(_INCLUDE_PATH)})
     return config.model_copy(update={"data": data, "design": design, "lm_eval": lm_eval})
 
 

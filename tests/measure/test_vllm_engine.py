@@ -186,6 +186,11 @@ def test_a_fault_raises_one_line(found: dict[str, Any], fault: str, message: str
     assert "\n" not in found["faults"][fault]
 
 
+@pytest.mark.parametrize("canary", ["unablated canary", "ablated canary", "neuron canary", "answer's rows"])
+def test_a_canary_that_is_off_tells_what_the_model_computes_in(found: dict[str, Any], canary: str) -> None:
+    assert "; the model computes in bfloat16, whose rounding can do that; " in found["faults"][canary]
+
+
 def tiny(directory: Path, architecture: str, **resources: object) -> EngineSpec:
     random_model(directory, architecture)
     resources = {"kv_cache_gib": 1, "max_num_seqs": 16, **resources}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import tomllib
@@ -15,7 +16,7 @@ from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import ModelShape
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm import VLLMEngine
-from cs_localize.measure.vllm.engine import _bind_ranks
+from cs_localize.measure.vllm.engine import _bind_ranks, check_canary
 from cs_localize.measure.vllm.start import TESTED_VLLM, check_start, check_version, in_one_line, told_by_worker
 from cs_localize.models import random_model
 from tests.measure.conformance import check_refused_specs
@@ -122,6 +123,25 @@ def test_an_error_of_vllm_becomes_one_line_and_one_of_ours_stays_what_it_is() ->
         raise ValueError("no such\n  thing")
     with pytest.raises(UsageError, match=r"^L9H9$"), in_one_line("load the model"):
         raise UsageError("L9H9")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cause"),
+    [
+        ("bfloat16", "whose rounding can do that; set engine.dtype to float32 to tell"),
+        ("float32", "where rounding does not explain it"),
+    ],
+)
+def test_a_canary_that_is_off_tells_how_far_and_whether_rounding_can_do_that(dtype: str, cause: str) -> None:
+    check_canary("the canary", -3.125, -3.0, "at start-up", 0.15, dtype)
+    with pytest.raises(MeasurementError) as refused:
+        check_canary("the canary", -3.25, -3.0, "at start-up", 0.15, dtype)
+    assert str(refused.value) == (
+        "the canary scored -3.250 nats, -3.000 at start-up: 0.250 apart, and less than 0.150 is allowed, so nothing "
+        f"measured here counts; the model computes in {dtype}, {cause}"
+    )
+    with pytest.raises(MeasurementError, match="scored nan nats"):
+        check_canary("the canary", math.nan, -3.0, "at start-up", 0.15, dtype)
 
 
 def fail(error: Exception) -> None:

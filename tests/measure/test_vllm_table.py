@@ -396,14 +396,22 @@ def documented_bytes() -> list[int]:
     return [int(number.replace(",", "")) for number in found.groups()]
 
 
+def held_bytes(table: InterventionTable) -> list[int]:
+    """What the tensors of a table take, and those of its means."""
+    return [
+        sum(tensor.nbytes for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
+        for part in (table, table.means)
+    ]
+
+
+def test_a_small_table_takes_the_bytes_that_a_count_by_hand_gives() -> None:
+    # 40 factors of heads and 50 of neurons, of 4 bytes; 128 slots of tokens and 4 counters, of 8.
+    # 24 means, 24 sums, 40 flags and 64 weights of tokens, of 4 bytes; 2 counters, of 8.
+    assert held_bytes(table_with_means()) == [1416, 624]
+
+
 def test_a_table_takes_the_bytes_that_the_documentation_says() -> None:
     shape, defaults, most_tokens = ModelShape(32, 32, 8, 128, 14336), EngineConfig(), 8192
     slots, neuron_slots = defaults.max_num_seqs + 1, defaults.neuron_slots + 1  # the engine adds one for its canary
     table = InterventionTable(shape, slots, neuron_slots, most_tokens, torch.bfloat16, torch.device("meta"), means=True)
-    held = [
-        sum(tensor.nbytes for tensor in vars(part).values() if isinstance(tensor, torch.Tensor))
-        for part in (table, table.means)
-    ]
-    factors = 2 * 32 * (slots * 32 + (neuron_slots + 1) * 14336)
-    means = 2 * 32 * 32 * (slots + 128) + 4 * 32 * 32 * 128
-    assert held == [factors + 16 * most_tokens + 16 * 32, means + 4 * most_tokens + 8 * 32] == documented_bytes()
+    assert held_bytes(table) == documented_bytes()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from zipfile import ZipFile
 
 import pytest
@@ -58,3 +58,28 @@ def test_a_folder_that_is_too_large_is_refused_with_its_three_largest_parts(
         "data/a.csv",
     ]
     assert pack(folder, ["runs"]).size < 4000
+
+
+@pytest.mark.parametrize(("link", "target"), [("data/up", ".."), ("data/up", "."), ("a/up", "../b"), ("up", "..")])
+def test_a_link_that_leads_back_is_refused_by_name_unless_it_stays_here(
+    link: str, target: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    (folder / "b" / "beyond").symlink_to("../a")
+    (folder / link).symlink_to(target)
+    with pytest.raises(UsageError, match=r"^--working-dir .*folder: the link \S+ points to a folder that holds it; "):
+        pack(folder)
+    assert caplog.messages == []
+    assert pack(folder, ["up"]).sizes
+    (folder / ".gitignore").write_text("ignored/\nup\n", encoding="utf-8")
+    assert pack(folder).sizes
+
+
+def test_links_to_files_and_folders_that_do_not_hold_them_travel_as_what_they_point_to(folder: Path) -> None:
+    (folder / "weights" / "more").symlink_to("../data")
+    (folder / "weights" / "same.bin").symlink_to("model.bin")
+    (folder / "weights" / "gone").symlink_to("nowhere")
+    (folder / "weights" / "itself").symlink_to("itself")
+    below = {path for path in pack(folder).sizes if path.parts[0] == "weights"}
+    assert below == {PurePath("weights", name) for name in ("model.bin", "same.bin", "more/a.csv", "more/.rayignore")}

@@ -91,9 +91,6 @@ def test_a_folder_of_yaml_tasks_travels_and_a_job_without_it_is_refused(tmp_path
     assert in_place.entry_point == "python -m cs_localize run study.yaml --out /shared/out"
     with pytest.raises(UsageError, match=r"lm_eval\.include_path: own would not travel"):
         plan(tmp_path, "left", study=study, working_dir=tmp_path, excludes=["own"])
-    write_study(study, planted(lm_eval={"include_path": "elsewhere"}))
-    with pytest.raises(UsageError, match=r"lm_eval\.include_path .*elsewhere: there is no such folder"):
-        plan(tmp_path, "absent", study=study)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +106,46 @@ def test_a_folder_of_yaml_tasks_that_cannot_travel_is_refused_in_one_line(
     name: bytes, content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "task.yaml").write_text("task: own", encoding="utf-8")
     Path(os.fsdecode(os.fsencode(tmp_path / "own") + b"/" + name)).write_bytes(content)
     study = write_study(tmp_path / "study.yaml", planted(lm_eval={"include_path": "own"}))
     with pytest.raises(UsageError, match=message) as refused:
         plan(tmp_path, study=study)
-    assert str(refused.value).startswith("lm_eval.include_path")
+    assert str(refused.value).startswith(f"{study}: lm_eval.include_path")
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lm_eval": {"include_path": "none"}}, "lm_eval.include_path: there is no folder {folder}/none"),
+        ({"lm_eval": {"include_path": "study.yaml"}}, "lm_eval.include_path: {folder}/study.yaml is no folder"),
+        ({"lm_eval": {"include_path": "empty"}}, "lm_eval.include_path: the folder {folder}/empty is empty"),
+        (
+            {"lm_eval": {"include_path": "bare"}},
+            "lm_eval.include_path: the folder {folder}/bare holds no file that ends in .yaml",
+        ),
+        (
+            {"lm_eval": {"include_path": "dead"}},
+            "lm_eval.include_path: cannot read {folder}/dead/task.yaml: No such file or directory",
+        ),
+        ({"data": {"own": "none.jsonl"}}, "data.own: there is no file {folder}/none.jsonl"),
+        ({"data": {"own": "bare"}}, "data.own: {folder}/bare is no file"),
+        ({"design": {"masks": "none.npy"}}, "design.masks: there is no file {folder}/none.npy"),
+    ],
+)
+def test_what_a_study_names_and_is_not_there_or_empty_is_told_apart_with_the_study(
+    tmp_path: Path, change: dict[str, Any], message: str, in_place: bool
+) -> None:
+    for name in ("empty", "bare", "dead"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bare" / "utils.py").write_text("a", encoding="utf-8")
+    (tmp_path / "dead" / "task.yaml").symlink_to("gone.yaml")
+    study = write_study(tmp_path / "study.yaml", planted(**change))
+    with pytest.raises(UsageError) as refused:
+        plan(tmp_path, study=study, working_dir=tmp_path if in_place else None)
+    assert str(refused.value) == f"{study}: {message.format(folder=tmp_path)}"
 
 
 def test_in_a_working_dir_the_study_is_run_from_its_place_with_its_overrides(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class VLLMEngine:
         with in_one_line("load the model"):
             self._llm = _load(spec, self._neuron_slots)
             self.architecture: str = self._llm.collective_rpc("architecture")[0]
+            self._dtype = str(self._llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
             self._measure_means(spec.mean_prompts)
             self._canaries = self._calibrate()
             self._neuron_canary = self._calibrate_neurons()
@@ -146,8 +147,7 @@ class VLLMEngine:
         gap = abs(baseline - ablated)
         if not gap > _LEAST_CANARY_GAP:
             raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
-        if not abs(baseline - generated) < gap / 4:
-            raise MeasurementError(f"the canary scored {baseline:.3f} nats, {generated:.3f} when it was generated")
+        check_canary("the canary", baseline, generated, "when it was generated", gap / 4, self._dtype)
         return (pair[0], baseline), (pair[1], ablated)
 
     def _generated_canary(self) -> tuple[tuple[int, ...], float]:
@@ -193,10 +193,7 @@ class VLLMEngine:
             ("neuron", neurons, abs(baseline - neurons)),
         )
         for outcome, (name, expected, gap) in zip(outcomes, expectations, strict=False):
-            if not abs(outcome.score - expected) < gap / 4:
-                raise MeasurementError(
-                    f"the {name} canary scored {outcome.score:.3f} nats, {expected:.3f} at start-up: this unit is void"
-                )
+            check_canary(f"the {name} canary", outcome.score, expected, "at start-up", gap / 4, self._dtype)
 
     def _generate(self, requests: Sequence[Request]) -> list[Outcome]:
         outputs = self._ask(requests, [_params(request) for request in requests])
@@ -214,6 +211,32 @@ class VLLMEngine:
         outputs = self._llm.generate([_prompt(request) for request in requests], params, use_tqdm=False)
         self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         return outputs
+
+
+def check_canary(name: str, scored: float, expected: float, when: str, tolerance: float, dtype: str) -> None:
+    """Refuses a canary that is not where it was.
+
+    Args:
+        name: what to call it.
+        scored: its score now, in nats.
+        expected: its score before.
+        when: when that was, for the message.
+        tolerance: nats that the two must be less than apart.
+        dtype: what the model computes in, whose rounding may be the cause.
+
+    Raises:
+        MeasurementError: if they are further apart, or its score is no number.
+    """
+    apart = abs(scored - expected)
+    if apart < tolerance:
+        return
+    cause = "where rounding does not explain it"
+    if dtype != "float32":
+        cause = "whose rounding can do that; set engine.dtype to float32 to tell"
+    raise MeasurementError(
+        f"{name} scored {scored:.3f} nats, {expected:.3f} {when}: {apart:.3f} apart, and less than {tolerance:.3f} is "
+        f"allowed, so nothing measured here counts; the model computes in {dtype}, {cause}"
+    )
 
 
 def _check_spec(spec: EngineSpec) -> None:

@@ -36,7 +36,7 @@ def known_names(include_path: str | None = None) -> frozenset[str]:
     lm-eval's own index of them takes many seconds; this tells a misspelt name at once.
 
     Raises:
-        UsageError: if there is no such folder.
+        UsageError: if there is no such folder, or a YAML file in it cannot be read.
     """
     return frozenset(name for folder in _roots(include_path) for name in _scan(folder))
 
@@ -64,7 +64,11 @@ def _scan(root: Path) -> Mapping[str, frozenset[Path]]:
     """By name, the folders whose files may say what it is."""
     found: dict[str, set[Path]] = {}
     for path in root.rglob("*.yaml"):
-        for task, item in (match.groups() for match in _NAMES.finditer(path.read_bytes())):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        for task, item in (match.groups() for match in _NAMES.finditer(content)):
             found.setdefault((task or item).decode(), set()).add(path.parent)
     return {name: frozenset(folders) for name, folders in found.items()}
 

@@ -48,6 +48,12 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         assert f"there is no folder {tmp_path / 'none'}" in refusal(name, tmp_path / "none")
 
 
+def test_a_yaml_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    write_word_task(tmp_path)
+    (tmp_path / "gone.yaml").symlink_to("nowhere")
+    assert refusal("own_word", tmp_path) == f"cannot read {tmp_path / 'gone.yaml'}: No such file or directory"
+
+
 def test_groups_and_tags_are_the_tasks_in_them_wherever_they_lie(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     write_word_task(tmp_path, "own_one", tag="own_tag")
