@@ -250,6 +250,11 @@ class SelectConfig(Section):
             raise ValueError(f"limit ({self.limit}) cannot exceed candidates ({self.candidates})")
         return self
 
+    @property
+    def reserved(self) -> int:
+        """First search items of every task that tests of single heads keep to themselves."""
+        return max(self.tests.items, self.tests.control_items) if self.by == "tests" else 0
+
 
 class ConfirmConfig(Section):
     """Held-out confirmation with the tasks' own metrics."""
