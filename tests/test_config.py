@@ -225,11 +225,14 @@ def test_options_that_a_method_would_ignore_are_refused(method: str) -> None:
         ("design", "pilot", {"requests_a_layer": 0}),
         ("solver", "name", "omp"),
         ("solver", "options", {"alpha": 0.02}),
+        ("select", "resamples", 0),
+        ("select", "permutations", 0),
+        ("select", "bootstrap", 20),
     ):
         assert refusal({**MINIMAL, "method": method, section: {option: value}}) == (
             f"the method {method} has no use for {section}.{option}; leave it out, or name the method sparse"
         )
-    plain = parse_study({**MINIMAL, "method": method})
+    plain = parse_study({**MINIMAL, "method": method, "select": {"limit": 3, "resamples": 30}})
     assert parse_study(yaml.safe_load(dump_study(plain))) == plain
 
 

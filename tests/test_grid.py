@@ -16,7 +16,7 @@ from filelock import FileLock
 
 import cs_localize.grid.run as grid_run
 from cs_localize.cli import main
-from cs_localize.config import DesignConfig, SolverConfig, StudyConfig
+from cs_localize.config import DesignConfig, SelectConfig, SolverConfig, StudyConfig
 from cs_localize.errors import UsageError
 from cs_localize.folder import StudyResult, load_result
 from cs_localize.grid import Cell, CellResult, load_grid, parse_grid
@@ -85,21 +85,27 @@ def test_what_a_model_or_a_method_changes_is_merged_into_the_base_option_by_opti
     assert (last.tasks, last.controls) == (("capitals", "counting"), ("antonyms",))
 
 
-def test_design_and_solver_of_the_base_are_for_the_cells_that_use_them() -> None:
-    base = {"design": {"requests": 300}, "solver": {"name": "omp"}}
+def test_options_of_the_base_are_for_the_cells_that_use_them() -> None:
+    select = {"limit": 2, "resamples": 0, "permutations": 0, "bootstrap": 20}
+    base = {"design": {"requests": 300}, "solver": {"name": "omp"}, "select": select}
     masks, thin = cells(
         base=base, models=["m"], task_sets={"s": TASKS}, methods={"masks": {}, "thin": {"method": "thin_sweep"}}
     )
     assert (masks.study.design.requests, masks.study.solver.name) == (300, "omp")
+    assert masks.study.select == SelectConfig.model_validate(select)
     assert (thin.study.design, thin.study.solver) == (DesignConfig(), SolverConfig())
+    assert thin.study.select == SelectConfig(limit=2)
     with pytest.raises(UsageError, match=r"thin: the method thin_sweep has no use for design.requests"):
         cells(models=["m"], methods={"thin": {"method": {"name": "thin_sweep"}, "design": {"requests": 300}}})
 
 
-@pytest.mark.parametrize("section", [{"design": {"requests": 300}}, {"solver": {"name": "omp"}}])
-def test_design_and_solver_that_no_cell_uses_are_refused(section: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "section", [{"design": {"requests": 300}}, {"solver": {"name": "omp"}}, {"select": {"limit": 2, "bootstrap": 20}}]
+)
+def test_options_that_no_cell_uses_are_refused(section: dict[str, Any]) -> None:
     thin, both = {"thin": {"method": "thin_sweep"}}, {"masks": {}, "thin": {"method": "thin_sweep"}}
-    refused = r"cell m/s/thin: the method thin_sweep has no use for (design.requests|solver.name); leave it out"
+    useless = r"(design.requests|solver.name|select.bootstrap)"
+    refused = rf"cell m/s/thin: the method thin_sweep has no use for {useless}; leave it out"
     shared: dict[str, Any] = {"models": ["m"], "task_sets": {"s": TASKS}}
     for parts in (
         {"base": section, "methods": thin},

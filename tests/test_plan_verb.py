@@ -143,7 +143,7 @@ def test_the_rate_is_measured_on_the_spot_and_nothing_is_kept(
 
 
 def test_a_study_by_another_method_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    changes = {**SMALL, "method": "thin_sweep", "design": {}}
+    changes = {**SMALL, "method": "thin_sweep", "design": {}, "select": {}}
     del changes["design__requests"]
     code, _, err = plan(capsys, str(write_study(tmp_path / "study.yaml", planted(**changes))))
     assert code == 2

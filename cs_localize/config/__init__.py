@@ -13,9 +13,10 @@ from cs_localize.config.sections import (
     SingleHeadConfig,
     SolverConfig,
 )
-from cs_localize.config.study import StudyConfig, dump_study, first_problem, load_study, parse_study
+from cs_localize.config.study import SPARSE_ONLY, StudyConfig, dump_study, first_problem, load_study, parse_study
 
 __all__ = [
+    "SPARSE_ONLY",
     "ConfirmConfig",
     "CrosscheckConfig",
     "DataConfig",

@@ -231,9 +231,14 @@ class SelectConfig(Section):
         0.1, gt=0, lt=1, description="Error rate of tests and knockoffs: share of false heads, or chance of any."
     )
     tests: SingleHeadConfig = SingleHeadConfig()
-    resamples: int = Field(30, ge=0, le=1_000_000, description="Resamples behind selection frequencies; 0: none.")
+    resamples: int = Field(
+        30, ge=0, le=1_000_000, description="Resamples behind the sparse method's selection frequencies; 0: none."
+    )
     permutations: int = Field(
-        19, ge=0, le=1_000_000, description="Shuffles of the masks behind the p-value of a fit; 0: no p-value."
+        19,
+        ge=0,
+        le=1_000_000,
+        description="Shuffles of the masks behind the p-value of the sparse method's fit; 0: no p-value.",
     )
     candidates: int = Field(10, ge=1, description="Heads of the ranking that are tried, most specific first.")
     items: int = Field(30, ge=2, description="Search items of the task that each is tried on.")
@@ -242,13 +247,20 @@ class SelectConfig(Section):
     limit: int = Field(5, ge=1, description="Most heads to name.")
     share: float = Field(0.9, gt=0, le=1, description="Stop when this share of the accuracy on search items is gone.")
     ratio: float = Field(3.0, ge=0, description="Damage a named head adds to its task, in multiples of the controls'.")
-    bootstrap: int = Field(200, ge=1, le=1_000_000, description="Resamples behind the intervals of effects.")
+    bootstrap: int = Field(
+        200, ge=1, le=1_000_000, description="Resamples behind the intervals of the sparse method's effects."
+    )
 
     @model_validator(mode="after")
     def _limit_within_candidates(self) -> SelectConfig:
         if self.limit > self.candidates:
             raise ValueError(f"limit ({self.limit}) cannot exceed candidates ({self.candidates})")
         return self
+
+    @property
+    def reserved(self) -> int:
+        """First search items of every task that tests of single heads keep to themselves."""
+        return max(self.tests.items, self.tests.control_items) if self.by == "tests" else 0
 
 
 class ConfirmConfig(Section):

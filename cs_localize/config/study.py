@@ -41,6 +41,9 @@ _EXPECTED = {
 _RESERVED = ("design.masks", "universal", "universal-heads")
 """What a task cannot be called, since results have it beside the names of tasks."""
 
+SPARSE_ONLY = ("design", "solver", "select.resamples", "select.permutations", "select.bootstrap")
+"""Sections, and options of one, that no method but sparse has a use for."""
+
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -100,7 +103,7 @@ class StudyConfig(Section):
             )
         if self.select.by == "knockoffs" and self.method.name != "sparse":
             raise ValueError("knockoffs need the masks of the method sparse; name it, or set select.by to tests")
-        ignored = [*_given("design", self.design), *_given("solver", self.solver)]
+        ignored = [given for option in SPARSE_ONLY for given in _given(self, option)]
         if self.method.name != "sparse" and ignored:
             raise ValueError(
                 f"the method {self.method.name} has no use for {ignored[0]}; leave it out, or name the method sparse"
@@ -157,9 +160,16 @@ class StudyConfig(Section):
         return self.model_copy(update={"data": at, "design": design, "lm_eval": lm_eval})
 
 
-def _given(name: str, section: Section) -> list[str]:
-    """The options of a section that differ from their defaults, all of which a study has that is written down."""
-    return [f"{name}.{field}" for field, value in section if value != getattr(type(section)(), field)]
+def _given(study: StudyConfig, option: str) -> list[str]:
+    """What of a section, or of an option of one, differs from its default; a study that is written down has them all."""
+    name, _, only = option.partition(".")
+    section = getattr(study, name)
+    defaults = type(section)()
+    return [
+        f"{name}.{field}"
+        for field, value in section
+        if field == (only or field) and value != getattr(defaults, field)
+    ]
 
 
 def parse_study(data: object, source: str = "study") -> StudyConfig:

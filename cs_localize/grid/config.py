@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from cs_localize.config import StudyConfig, first_problem, parse_study
+from cs_localize.config import SPARSE_ONLY, StudyConfig, first_problem, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import read_options
 
@@ -199,7 +199,7 @@ def _check_folders(cells: list[Cell], source: str) -> None:
 def _studies(shared: _Overrides, grid: GridConfig) -> dict[tuple[str, str], _Overrides]:
     """By model and method, a study without its tasks.
 
-    Design and solver are for the sparse method: where cells of it share them with others, those others do without.
+    Some options are for the sparse method: where cells of it share them with others, those others do without.
     Where no cell has a use for them they stay, for the study to refuse.
     """
     pairs = list(product(grid.models, grid.methods))
@@ -212,8 +212,8 @@ def _studies(shared: _Overrides, grid: GridConfig) -> dict[tuple[str, str], _Ove
     for model, method in pairs:
         base, of_model = shared, grid.models[model]
         if (model, method) not in sparse:
-            base = _without_masks(base) if sparse else base
-            of_model = _without_masks(of_model) if any(of == model for of, _ in sparse) else of_model
+            base = _without_sparse(base) if sparse else base
+            of_model = _without_sparse(of_model) if any(of == model for of, _ in sparse) else of_model
         studies[model, method] = _merged(_merged(base, of_model), grid.methods[method])
     return studies
 
@@ -223,8 +223,16 @@ def _is_sparse(study: _Overrides) -> bool:
     return bool((method.get("name", "sparse") if isinstance(method, Mapping) else method) == "sparse")
 
 
-def _without_masks(options: _Overrides) -> _Overrides:
-    return {name: value for name, value in options.items() if name not in ("design", "solver")}
+def _without_sparse(options: _Overrides) -> _Overrides:
+    """The options but for those that only the sparse method has a use for."""
+    kept = dict(options)
+    for option in SPARSE_ONLY:
+        name, _, only = option.partition(".")
+        if not only:
+            kept.pop(name, None)
+        elif isinstance(section := kept.get(name), Mapping):
+            kept[name] = {inner: value for inner, value in section.items() if inner != only}
+    return kept
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

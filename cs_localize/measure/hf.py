@@ -22,6 +22,8 @@ from cs_localize.outcomes import Outcome
 _SETTINGS = {"device", "attention", "trust_remote_code"}
 _RESOURCES = {"threads", "batch_size"}
 _CHECKED_TOKENS = 4  # any do: the geometry of a layer is the same for all
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers write for bytes that make no character."""
 
 
 class HFEngine:
@@ -263,8 +265,8 @@ class HFEngine:
     def _ends(self, request: Request, ids: list[int]) -> bool:
         if len(ids) >= request.max_tokens or ids[-1] in self.stop_ids:
             return True
-        text = self.decode(ids)
-        return any(stop in text for stop in request.stop)
+        text = self._text(ids)  # the longer one, and the sooner made: what holds no stop string needs no second look
+        return any(stop in text and stop in self.decode(ids) for stop in request.stop)
 
     def _outcome(self, request: Request, ids: tuple[int, ...]) -> Outcome:
         text = self.decode(ids)
@@ -274,7 +276,16 @@ class HFEngine:
         return Outcome(float("nan"), False, text, len(request.prompt_ids) + len(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, special tokens left out."""
+        """The text of some tokens, special tokens left out, up to a character that the last ones leave unfinished.
+
+        The tokens that it is spread over are left out whole, as vLLM's detokenizer leaves them.
+        """
+        count = len(ids)
+        while (text := self._text(ids[:count])).endswith(_UNFINISHED):
+            count -= 1
+        return text
+
+    def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property

@@ -42,14 +42,13 @@ def make_method(config: StudyConfig, slopes: Slopes = no_slopes) -> Method:
         UsageError: on an unknown option, or a value out of range.
     """
     name, options = config.method.name, config.method.options
-    select = config.select
     given = {
         "design": config.design,
         "solver": config.solver,
         "seed": config.seed,
         "slopes": slopes,
-        "limit": select.limit,
-        "reserved": max(select.tests.items, select.tests.control_items) if select.by == "tests" else 0,
+        "limit": config.select.limit,
+        "reserved": config.select.reserved,
     }
     known = [field.name for field in fields(METHODS[name])]  # type: ignore[arg-type]  # every method is a dataclass
     own = [field for field in known if field not in given]

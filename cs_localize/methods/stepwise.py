@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -80,7 +81,7 @@ class Stepwise:
         controls = _shared_out(controls_by_row(tuple(items), relatives))
         self._check(shape, items, controls)
         counter = CountingMeasurer(measurer)
-        first = self._first().localize(counter, shape, items, relatives)
+        first = self._first(shape).localize(counter, shape, items, relatives)
         assert first.effects is not None
         assert first.sparse is not None
         fragile = {shape.index(head) for head in shape.all_heads() if head.layer in first.sparse.fragile}
@@ -99,9 +100,15 @@ class Stepwise:
         found = {chain.task: tuple(map(shape.head, chain.ranking)) for chain in chains}
         return localized(found, first.effects, counter)
 
-    def _first(self) -> Sparse:
-        """The search for the first head."""
+    def _first(self, shape: ModelShape) -> Sparse:
+        """The search for the first head.
+
+        In a model of few heads, those of fragile layers go off in more masks than by default, so that a mask takes a
+        head: fewer than half of the layers are fragile, since each stands out from the median.
+        """
         design = DesignConfig(requests=self._grants()[0], rounds=3)
+        rare = max(design.fragile_density, 2 / shape.n_heads - design.density)
+        design = design.model_copy(update={"fragile_density": rare})
         return Sparse(design, SolverConfig(options={"floor": self.floor}), self.seed, self.heads, self.reserved)
 
     def _grants(self) -> list[int]:
@@ -128,15 +135,35 @@ class Stepwise:
                 f"task '{few[0]}' has {len(items[few[0]])} search items and stepwise needs {needed}{kept}; raise "
                 "search_items"
             )
-        grants = self._grants()
-        (masks, *alone), pilot = divide(grants[0], 3), DesignConfig().pilot_requests(shape.layers)
-        step, least = min(np.diff(grants).tolist()), _own_requests(_FINALISTS) + max(_asked_as_controls(controls))
-        if masks <= pilot or min(alone) < _ITEMS or step < least:
+        pilot = DesignConfig().pilot_requests(shape.layers)
+        least = _own_requests(_FINALISTS) + max(_asked_as_controls(controls))
+        if not self._suffices(pilot, least):
+            masks, alone, step = self._divided()
+            enough = self._enough(pilot, least)
+            advice = "name another method" if enough is None else f"raise its option 'requests' to {enough}"
             raise UsageError(
                 f"stepwise with {self.requests} requests a task leaves the masks {masks}, of which the pilot takes "
                 f"{pilot}, heads alone {sum(alone)}, which take {len(alone) * _ITEMS}, and a step {step}, which takes "
-                f"{least}; raise its option 'requests'"
+                f"{least}; {advice}"
             )
+
+    def _divided(self) -> tuple[int, tuple[int, ...], int]:
+        """Requests a task of the masks, of each round of heads alone, and of the step that gets least."""
+        grants = self._grants()
+        masks, *alone = divide(grants[0], 3)
+        return masks, tuple(alone), min(np.diff(grants).tolist())
+
+    def _suffices(self, pilot: int, least: int) -> bool:
+        """Whether the requests are enough, where the pilot takes so many and a step at least so many."""
+        masks, alone, step = self._divided()
+        return masks > pilot and min(alone) >= _ITEMS and step >= least
+
+    def _enough(self, pilot: int, least: int) -> int | None:
+        """A larger number of requests that suffices, the smallest but for rounding; None if there is none."""
+        more = range(self.requests + 1, _MOST_REQUESTS + 1)
+        place = bisect_left(more, True, key=lambda requests: replace(self, requests=requests)._suffices(pilot, least))
+        # Shares are rounded, so that more is not always enough where less was; but where this ends was tried.
+        return more[place] if place < len(more) else None
 
     def _step(self, step: int, chains: Sequence[_Chain], left: Sequence[int], damage: _Damage, items: Items) -> None:
         """Adds a head to every chain, with so many requests left for each."""

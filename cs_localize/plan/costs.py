@@ -96,8 +96,9 @@ def _rounds(planned: Planned, requests: int) -> Stage:
     """Single heads on a few items drawn at random; the longest bounds the tokens, that of most choices the rest."""
     tasks = {}
     for task, items in planned.search.items():
-        longest = max(_tokens(planned, "score", [item], 1) for item in items)
-        parts = max(_parts(planned, "score", [item]) for item in items)
+        drawn_from = items[planned.config.select.reserved :]
+        longest = max(_tokens(planned, "score", [item], 1) for item in drawn_from)
+        parts = max(_parts(planned, "score", [item]) for item in drawn_from)
         tasks[task] = Cost(masked=requests * parts, unablated=0, tokens=round(requests * longest))
     return _stage("rounds", tasks, at_most=True)
 

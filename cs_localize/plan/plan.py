@@ -192,8 +192,9 @@ def _saved(shared: float, items: int) -> float:
 
 def _items_alone(planned: Planned, requests: int) -> int:
     """Items on which the second round tries a head."""
-    heads = first_tried(planned.config.select.limit, planned.shape.n_heads)
-    return min(items_a_head(requests, heads), *(len(items) for items in planned.search.values()))
+    select = planned.config.select
+    heads = first_tried(select.limit, planned.shape.n_heads)
+    return min(items_a_head(requests, heads), *(len(items) - select.reserved for items in planned.search.values()))
 
 
 def _recommended(fresh: Expected | None, blocks: Expected | None, saved: float) -> tuple[Unit, str]:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, MixtralConfig, PreTrainedConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from cs_localize.errors import MeasurementError, UsageError
@@ -197,6 +206,43 @@ def test_greedy_text_equals_that_of_transformers_own_generate(engine: HFEngine) 
         ends = [i for i, token in enumerate(full) if token in (NEWLINE, EOS)]
         expected = tuple(full[: ends[0] + 1] if ends else full)
         assert engine.generate_ids([request]) == [expected]
+
+
+def save_byte_tokenizer(directory: Path) -> None:
+    """A byte-level BPE in place of the model's tokenizer; some of its tokens end within a character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=266, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["né – 日本 – 語😀 –"] * 5, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+
+
+def test_text_that_is_cut_off_within_a_character_ends_before_it_as_with_vllm(tmp_path: Path) -> None:
+    save_byte_tokenizer(save_tiny_model(tmp_path))
+    engine = HFEngine(tmp_path)
+    rng = random.Random(0)
+    unfinished = 0
+    for _ in range(300):
+        text = "".join(rng.choices("né – 日本語😀\n", k=rng.randint(1, 9)))
+        ids = engine.tokenizer.encode(text)
+        ids = ids[: rng.randint(1, len(ids))]
+        stream = decoders.DecodeStream(skip_special_tokens=True)  # vLLM's own
+        streamed = "".join(stream.step(engine.tokenizer.backend_tokenizer, token) or "" for token in ids)
+        assert engine.decode(ids) == streamed
+        assert text.startswith(streamed)
+        unfinished += streamed != engine.tokenizer.decode(ids)
+    assert 50 < unfinished < 250
+
+
+def test_bytes_that_make_no_character_stay_where_more_text_follows(tmp_path: Path) -> None:
+    save_byte_tokenizer(save_tiny_model(tmp_path))
+    engine = HFEngine(tmp_path)
+    (half, *_), (letter,) = engine.tokenizer.encode("ß"), engine.tokenizer.encode("n")
+    assert engine.decode([letter, half, letter]) == "n\N{REPLACEMENT CHARACTER}n"
+    assert engine.decode([half, letter, half, half]) == "\N{REPLACEMENT CHARACTER}n"
+    assert engine.decode([half]) == ""
 
 
 @pytest.mark.parametrize("last", [NEWLINE, EOS])

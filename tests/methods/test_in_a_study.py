@@ -126,7 +126,7 @@ def test_the_methods_of_a_grid_share_the_ledger(studies: dict[str, StudyResult])
 
 def test_attribution_is_refused_for_the_planted_engine() -> None:
     with pytest.raises(UsageError, match="the planted engine has no gradients for the method attribution"):
-        check_study(parse_study(planted(method="attribution", design={})))
+        check_study(parse_study(planted(method="attribution", design={}, select={})))
 
 
 @pytest.mark.model

@@ -137,6 +137,36 @@ def test_the_smallest_budget_that_is_accepted_is_enough() -> None:
     pytest.fail("no budget is accepted")
 
 
+@pytest.mark.parametrize(("layers", "heads"), [(3, 6), (5, 4), (13, 2), (17, 1)])
+def test_it_runs_on_few_heads_though_nearly_half_of_the_layers_are_fragile(layers: int, heads: int) -> None:
+    class Fragile(Pairs):
+        def _score(self, request: Request) -> float:
+            return -1.0 - GONE * any(head.layer < (layers - 1) // 2 for head, _ in request.ablation.heads)
+
+    shape = ModelShape(layers=layers, heads=heads, kv_heads=heads, head_dim=8, ffn=16)
+    found = Stepwise(requests=400, heads=3).localize(Fragile(), shape, ITEMS, {})
+    assert sorted(found.ranking["a"]) == sorted(shape.all_heads())
+
+
+@pytest.mark.parametrize(("layers", "heads", "chosen"), [(10, 8, 5), (2, 9, 2), (17, 1, 5), (30, 9, 12)])
+def test_the_requests_that_a_refusal_names_are_enough(layers: int, heads: int, chosen: int) -> None:
+    shape, measurer = ModelShape(layers=layers, heads=heads, kv_heads=heads, head_dim=8, ffn=16), Pairs()
+    with pytest.raises(UsageError, match=r"raise its option 'requests' to \d+$") as refused:
+        Stepwise(requests=40, heads=chosen).localize(measurer, shape, ITEMS, {})
+    enough = int(str(refused.value).rpartition(" ")[2])
+    found = Stepwise(requests=enough, heads=chosen).localize(measurer, shape, ITEMS, {})
+    assert max(found.requests.values()) <= enough
+    with pytest.raises(UsageError, match=f"to {enough}$"):
+        Stepwise(requests=enough - 1, heads=chosen).localize(measurer, shape, ITEMS, {})
+
+
+def test_another_method_is_advised_where_no_requests_are_enough() -> None:
+    shape, measurer = ModelShape(layers=500, heads=100, kv_heads=100, head_dim=8, ffn=16), Pairs()
+    with pytest.raises(UsageError, match="which takes 20; name another method"):
+        Stepwise(heads=40_000).localize(measurer, shape, {"a": ITEMS["a"]}, {})
+    assert not measurer.asked
+
+
 def test_effects_are_finite_where_nothing_is_lost() -> None:
     class Unmoved(Pairs):
         def _score(self, request: Request) -> float:

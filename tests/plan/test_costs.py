@@ -106,6 +106,23 @@ def test_a_multiple_choice_question_is_a_request_for_every_choice_and_scored_but
     assert found["scoring"] == (0, 0), "its metric is read from what the search has scored"
 
 
+def test_rounds_cost_what_the_items_cost_that_tests_do_not_keep_to_themselves() -> None:
+    def rounds(**changes: object) -> tuple[int, int]:
+        study = planned(design__rounds=2, select__tests={"items": 5, "control_items": 7}, **changes)
+        plain = with_prompts(study, shots=20, question=9, answer=3)
+        kept = [item for items in study.search.values() for item in items[:7]]
+
+        def request(item: Item, mode: Mode) -> Request:
+            sent = plain.request(item, mode)
+            return replace(sent, choices=((sent.prompt_ids, (4,)),) * 5) if item in kept else sent
+
+        (stage,) = [stage for stage in stage_costs(replace(study, request=request)) if stage.name == "rounds"]
+        return stage.total.masked, stage.total.tokens
+
+    assert rounds(select__by="tests") == (2 * 60, 2 * 60 * 32)
+    assert rounds(select__by="naming") == (2 * 300, 2 * 60 * 5 * 30)
+
+
 def test_answers_of_the_models_own_are_generated_once_for_what_lm_eval_has_generated() -> None:
     study = planned(lm_eval={"reference": "self"})
     assert costs(study)["own answers"] == (0, 0)

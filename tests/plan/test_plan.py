@@ -91,6 +91,16 @@ def test_heads_that_rounds_try_alone_cost_as_much_whatever_shares_the_masks() ->
     assert units.blocks.expected.requests == 720
 
 
+def test_heads_that_rounds_try_alone_share_no_more_items_than_tests_leave_them() -> None:
+    def tokens(by: str) -> int:
+        study = planned(**EASY_STUDY, design__rounds=2, search_items=16, select={"by": by, "limit": 1})
+        return plan_study(with_prompts(study, shots=150, question=9, answer=1), repeats=1).units.tokens
+
+    # 60 requests would be 15 items for each of four heads; the tests leave 4 of 16.
+    assert tokens("naming") == 2 * (216 * 160 + 60 * 160 - 60 * 128 * 14 // 15)
+    assert tokens("tests") == 2 * (216 * 160 + 60 * 160 - 60 * 128 * 3 // 4)
+
+
 def test_the_last_token_of_a_prompt_is_computed_under_every_mask() -> None:
     units = plan_study(with_prompts(planned(**EASY_STUDY), shots=64, question=0), repeats=1).units
     assert set(units.shared.values()) == {32}
