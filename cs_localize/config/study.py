@@ -161,14 +161,12 @@ class StudyConfig(Section):
 
 
 def _given(study: StudyConfig, option: str) -> list[str]:
-    """What of a section, or of an option of one, differs from its default; a study that is written down has them all."""
+    """What of a section, or of an option of one, is not its default; a study that is written down has them all."""
     name, _, only = option.partition(".")
     section = getattr(study, name)
     defaults = type(section)()
     return [
-        f"{name}.{field}"
-        for field, value in section
-        if field == (only or field) and value != getattr(defaults, field)
+        f"{name}.{field}" for field, value in section if field == (only or field) and value != getattr(defaults, field)
     ]
 
 
