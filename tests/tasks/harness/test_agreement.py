@@ -206,7 +206,9 @@ def test_what_is_generated_ends_where_lm_eval_ends_it_and_is_graded_alike(both: 
     for name in {"own_sum", "gsm8k"} & both.ours.keys():
         for number, (_, outcome, _) in both.ours[name].items():
             samples = both.theirs[name][number]
-            assert outcome.text == samples[0]["resps"][0][0]
+            theirs = samples[0]["resps"][0][0]
+            # lm-eval's hf model writes what the last tokens leave of a character; vLLM, and so this package, does not.
+            assert outcome.text in (theirs, theirs.rstrip("\N{REPLACEMENT CHARACTER}"))
             assert outcome.correct == bool(samples[0]["exact_match"])
 
 
