@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Literal
 
 from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError
-from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 from cs_localize.measure.cluster import worker_environment
 from cs_localize.measure.measurer import item_request
 from cs_localize.measure.protocol import Mode
@@ -18,10 +19,10 @@ from cs_localize.measure.spec import load_engine
 from cs_localize.measure.units import UnitQueue
 from cs_localize.measure.worker import EngineWorker
 from cs_localize.outcomes import Item, Outcome
-from cs_localize.session import engine_spec
-from cs_localize.spelling import read_ablation
+from cs_localize.session import engine_spec, on_gpu
+from cs_localize.spelling import check_list, read_ablation
 
-Heads = Sequence[str | Head]
+Heads = Sequence[str | Head | Neuron]
 """One ablation: heads, neurons, KV groups and layers, each with its factor, such as ``["L4H2", "L7H0=0.5"]``."""
 
 Ablations = Ablation | Heads | Sequence[Ablation | Heads]
@@ -59,10 +60,11 @@ class Engine:
     ) -> None:
         if Engine._open is not None:
             raise UsageError("an engine is open in this process already; close it before another is opened")
+        self._answering = threading.Lock()
         self._config = _config(engine)
         self._spec, self._encoder = engine_spec(model, self._config, (), mean_items)
         self.shape: ModelShape = self._spec.shape
-        threads = self._config.threads or len(os.sched_getaffinity(0))
+        threads = self._config.threads or (1 if on_gpu(self._config) else len(os.sched_getaffinity(0)))
         self._environment = dict(os.environ)
         self._worker = EngineWorker(self._spec, threads, load_engine)
         Engine._open = self
@@ -127,6 +129,7 @@ class Engine:
 
     def evidence(self) -> dict[str, float]:
         """What the engine can show about its own work since it was opened; see ``measure.protocol.Engine``."""
+        self._check_open()
         return self._worker.evidence()
 
     def close(self) -> None:
@@ -144,8 +147,7 @@ class Engine:
             os.environ.update(self._environment)
 
     def _answer(self, items: Sequence[Item], ablations: Ablations, mode: Mode) -> list[Outcome]:
-        if Engine._open is not self:
-            raise UsageError("this engine is closed; open another")
+        self._check_open()
         for item in items:
             if item.choices:
                 raise UsageError(
@@ -155,9 +157,14 @@ class Engine:
         requests = [item_request(self._encoder, self._spec, item, ablation, mode) for item, ablation in pairs]
         outcomes: dict[int, Outcome] = {}
         units = UnitQueue(requests, self._config.unit_tokens, workers=1)
-        while (unit := units.take()) is not None:
-            outcomes.update(zip(unit.positions, self._worker.measure(unit.requests), strict=True))
+        with self._answering:  # vLLM is not made for calls from several threads
+            while (unit := units.take()) is not None:
+                outcomes.update(zip(unit.positions, self._worker.measure(unit.requests), strict=True))
         return [outcomes[position] for position in range(len(requests))]
+
+    def _check_open(self) -> None:
+        if Engine._open is not self:
+            raise UsageError("this engine is closed; open another")
 
 
 def _config(engine: str | EngineConfig) -> EngineConfig:
@@ -174,10 +181,9 @@ def _each(ablations: Ablations, items: int, shape: ModelShape) -> list[Ablation]
     """An ablation for every item."""
     if isinstance(ablations, Ablation):
         return [ablations] * items
-    if isinstance(ablations, str):
-        raise UsageError(f"'{ablations}' is no list; write one ablation as ['L4H2', 'L7H0=0.5']")
-    heads = [entry for entry in ablations if isinstance(entry, str | Head)]
-    whole = [entry for entry in ablations if not isinstance(entry, str | Head)]
+    check_list(ablations)  # a generator would be empty the second time, and nothing ablated
+    heads = [entry for entry in ablations if isinstance(entry, str | Head | Neuron)]
+    whole = [entry for entry in ablations if not isinstance(entry, str | Head | Neuron)]
     if not whole:
         return [read_ablation(heads, shape)] * items
     if heads:

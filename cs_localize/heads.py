@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from functools import cached_property
 from cs_localize.errors import UsageError
 
 _HEAD = re.compile(r"L(\d{1,9})H(\d{1,9})")
+_MOST_SCALE = 3.4028234663852886e38  # of float32
 _NEURON = re.compile(r"L(\d{1,9})N(\d{1,9})")
 _MEAN = "mean"
 
@@ -239,18 +239,26 @@ class Ablation:
         return not (self.heads or self.neurons or self.mean_heads)
 
     def check(self, shape: ModelShape) -> None:
-        """Raises UsageError if the model lacks one of the heads or neurons."""
-        for head in (*(head for head, _ in self.heads), *self.mean_heads):
+        """Raises UsageError if the model lacks one of the heads or neurons, one is there twice, or a factor is none."""
+        heads = [*(head for head, _ in self.heads), *self.mean_heads]
+        neurons = [neuron for neuron, _ in self.neurons]
+        for head in heads:
             shape.check_head(head)
-        for neuron, _ in self.neurons:
+        for neuron in neurons:
             shape.check_neuron(neuron)
+        units: list[Head | Neuron] = [*heads, *neurons]
+        if len(set(units)) < len(units):
+            raise UsageError(f"an ablation has {max(units, key=units.count)} twice")
+        for unit, scale in (*self.heads, *self.neurons):
+            if not abs(scale) <= _MOST_SCALE:
+                raise UsageError(f"{unit} cannot be scaled by {scale}: the factor must be finite in float32")
 
     def __str__(self) -> str:
         return self.encode() or "none"
 
 
 def _suffix(scale: float) -> str:
-    return "" if scale == 0.0 else f"={scale!r}"
+    return "" if scale == 0.0 else f"={float(scale)!r}"  # a scalar of numpy's writes its type
 
 
 def _scale(entry: str, factor: str) -> float:
@@ -259,6 +267,6 @@ def _scale(entry: str, factor: str) -> float:
         scale = float(factor) if factor else 0.0
     except ValueError:
         raise UsageError(f"'{entry}': the factor after '=' must be a number, or 'mean'") from None
-    if not math.isfinite(scale):
-        raise UsageError(f"'{entry}': the factor after '=' must be finite")
+    if not abs(scale) <= _MOST_SCALE:
+        raise UsageError(f"'{entry}': the factor after '=' must be finite in float32")
     return scale

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cs_localize.config import EngineConfig
-from cs_localize.errors import UsageError
-from cs_localize.heads import Head, ModelShape
+from cs_localize.errors import UsageError, one_line
+from cs_localize.heads import Head, ModelShape, Neuron
 from cs_localize.measure.cluster import worker_environment
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm.options import worker_options
@@ -68,7 +68,7 @@ def model_shape(llm: Any) -> ModelShape:  # noqa: ANN401  # a vllm.LLM, which is
     return ModelShape(**llm.llm_engine.vllm_config.additional_config["knockout_shape"])
 
 
-def ablation_args(heads: Sequence[str | Head], shape: ModelShape) -> dict[str, str]:
+def ablation_args(heads: Sequence[str | Head | Neuron], shape: ModelShape) -> dict[str, str]:
     """What to give to ``SamplingParams`` as ``extra_args``.
 
     Args:
@@ -110,6 +110,7 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
         "middleware": _MIDDLEWARE,
     }
     from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.exceptions import VLLMClientError
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     command = ServeSubcommand()
@@ -118,7 +119,10 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
     flags = [f"--{name}={value}" for name, value in told.items()]
     options = parser.parse_args(["serve", spec.model_dir, *flags, *(["--enforce-eager"] if eager else []), *arguments])
     _check_untouched(options, worker)
-    command.validate(options)
+    try:
+        command.validate(options)
+    except (TypeError, ValueError, VLLMClientError) as error:  # what vLLM raises for options that do not go together
+        raise UsageError(one_line(error)) from None
     with _own_sockets(), in_one_line("serve the model"):
         command.cmd(options)
 

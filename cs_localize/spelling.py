@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cs_localize.errors import UsageError
-from cs_localize.heads import Ablation, Head, ModelShape
+from cs_localize.heads import Ablation, Head, ModelShape, Neuron
 
 _GROUP = re.compile(r"L(\d{1,9})G(\d{1,9})")
 _LAYER = re.compile(r"L(\d{1,9})")
@@ -54,16 +54,25 @@ def read_ablation(entries: object, shape: ModelShape) -> Ablation:
     Raises:
         UsageError: on an entry that is malformed, given twice, or that the model lacks.
     """
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise UsageError(f"{entries!r} is no list; write an ablation as ['L4H2', 'L7H0=0.5']")
     texts = []
-    for entry in entries:
-        if not isinstance(entry, str | Head) or not _entries(str(entry)):
+    for entry in check_list(entries):
+        if not isinstance(entry, str | Head | Neuron) or not _entries(str(entry)):
             raise UsageError(f"{entry!r} is not a head; write an ablation as ['L4H2', 'L7H0=0.5']")
         texts.append(str(entry))
     ablation = Ablation.decode(spell_out(",".join(texts), shape))
     ablation.check(shape)
     return ablation
+
+
+def check_list(entries: object) -> Sequence[object]:
+    """The same, of entries that have an order and can be read again.
+
+    Raises:
+        UsageError: of a text, a dictionary, a set, a generator, or what is no collection at all.
+    """
+    if isinstance(entries, str | bytes) or not isinstance(entries, Sequence):
+        raise UsageError(f"{entries!r} is no list; write an ablation as ['L4H2', 'L7H0=0.5']")
+    return entries
 
 
 def read_heads(text: str, shape: ModelShape) -> tuple[Head, ...]:

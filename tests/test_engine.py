@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import cs_localize
 from cs_localize import Ablation, Engine, EngineConfig, Head, Item
 from cs_localize.errors import UsageError
+from cs_localize.heads import Neuron
 from cs_localize.models import random_model
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,8 @@ def test_every_way_to_write_an_ablation_means_the_same(engine: Engine) -> None:
     expected = scores(engine, ablation)
     assert expected != scores(engine, [])
     assert expected == scores(engine, ["L1H2", "L3H4=0.5"]) == scores(engine, [ablation, ("L3H4=0.5", Head(1, 2))])
+    assert scores(engine, ["L1N2=0.5"]) == scores(engine, Ablation.of(neurons=[Neuron(1, 2)], scale=0.5))
+    assert scores(engine, ["L1N2"]) == scores(engine, [Neuron(1, 2)])
     assert scores(engine, ["L1G1"]) == scores(engine, ["L1H2", "L1H3"])
 
 
@@ -48,7 +52,7 @@ def test_every_item_gets_its_own_ablation(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("ablations", "message"),
     [
-        ("L1H2", r"'L1H2' is no list; write one ablation as \['L4H2'"),
+        ("L1H2", r"'L1H2' is no list; write an ablation as \['L4H2'"),
         (["L9H0"], "L9H0 is out of range"),
         (["L1H2", "L1G1"], "L1H2 is given twice"),
         (["L1H2", ""], "'' is not a head"),
@@ -57,6 +61,13 @@ def test_every_item_gets_its_own_ablation(engine: Engine) -> None:
         ([["L1H2"], "L1H3"], "'L1H3' stands among whole ablations"),
         ([["L1H2"], [3]], "3 is not a head"),
         ([["L1H2"], 3], "3 is no list"),
+        (map(list, ["L1H2", "L1H3"]), "<map object .* is no list"),
+        ((heads for heads in (["L1H2"], ["L1H3"])), "<generator object .* is no list"),
+        ({"L1H2": 0.5}, "{'L1H2': 0.5} is no list"),
+        ({"L1H2"}, "{'L1H2'} is no list"),
+        ([["L1H2"], {"L1H2": 0.5}], "{'L1H2': 0.5} is no list"),
+        ([["L1H2"], iter(["L1H2"])], "is no list"),
+        ([["L1H2"], Ablation(heads=((Head(1, 2), math.nan),))], "L1H2 cannot be scaled by nan"),
         (["L1H2=mean"], "needs prompts to measure the means of heads on"),
     ],
 )
@@ -88,6 +99,8 @@ def test_a_closed_engine_and_several_workers_are_refused(engine: Engine) -> None
     engine.close()
     with pytest.raises(UsageError, match=r"^this engine is closed"):
         engine.score(ITEMS)
+    with pytest.raises(UsageError, match=r"^this engine is closed"):
+        engine.evidence()
     with pytest.raises(UsageError, match=r"engine\.workers 2: outside a study there is one engine"):
         Engine("", engine=PLANTED.model_copy(update={"workers": 2}))
 

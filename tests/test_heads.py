@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ SHAPE = ModelShape(layers=3, heads=6, kv_heads=2, head_dim=16, ffn=40)
 
 heads = st.builds(Head, st.integers(0, 99), st.integers(0, 99))
 neurons = st.builds(Neuron, st.integers(0, 99), st.integers(0, 20000))
-factors = st.floats(allow_nan=False, allow_infinity=False)
+factors = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @st.composite
@@ -140,6 +142,7 @@ def test_factors_that_differ_in_the_last_bit_have_different_keys() -> None:
         ("L1H2=nan", "the factor after '=' must be finite"),
         ("L1H2=inf", "the factor after '=' must be finite"),
         ("L1N2=-inf", "the factor after '=' must be finite"),
+        ("L1H2=1e39", "the factor after '=' must be finite in float32"),
         ("L1X2", "'L1X2' is not a head"),
         ("L1H2;L3H4", "is not a head"),
     ],
@@ -148,6 +151,27 @@ def test_a_malformed_ablation_is_refused_in_one_line(text: str, message: str) ->
     with pytest.raises(UsageError, match=message) as error:
         Ablation.decode(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ablation", "message"),
+    [
+        (Ablation.of([Head(1, 2)], scale=math.nan), "L1H2 cannot be scaled by nan"),
+        (Ablation.of(neurons=[Neuron(1, 2)], scale=-1e39), r"L1N2 cannot be scaled by -1e\+39"),
+        (Ablation(heads=((Head(1, 2), 0.0), (Head(1, 2), 0.5))), "an ablation has L1H2 twice"),
+        (Ablation(heads=((Head(1, 2), 0.0),), mean_heads=(Head(1, 2),)), "an ablation has L1H2 twice"),
+        (Ablation(neurons=((Neuron(1, 2), 0.0), (Neuron(1, 2), 0.0))), "an ablation has L1N2 twice"),
+    ],
+)
+def test_an_ablation_that_no_text_could_say_is_refused(ablation: Ablation, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ablation.check(ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=5))
+
+
+def test_a_factor_of_numpy_is_written_as_any_other() -> None:
+    ablation = Ablation(heads=((Head(1, 2), np.float64(0.5)),))
+    assert ablation.encode() == "L1H2=0.5"
+    assert ablation.key == Ablation.decode("L1H2=0.5").key
 
 
 def test_keys_are_the_same_in_another_process_with_another_hash_seed() -> None:

@@ -152,6 +152,8 @@ def test_heads_that_the_model_lacks_or_means_are_refused_before_anything_is_aske
     assert ablation_args(["L1H2", "L0H0=0.5"], SHAPE) == {"ablation": "L0H0=0.5,L1H2"}
     with pytest.raises(UsageError, match="L2H0 is out of range"):
         ablation_args(["L2H0"], SHAPE)
+    with pytest.raises(UsageError, match=r"\{'L1H2': 0\.5\} is no list"):
+        ablation_args({"L1H2": 0.5}, SHAPE)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="measured no means"):
         ablation_args(["L1H0=mean"], SHAPE)
 
@@ -185,6 +187,24 @@ def test_what_no_worker_starts_with_is_refused_before_any_starts(argument: str, 
     name = argument.partition("=")[0]
     with pytest.raises(UsageError, match=f"^{name} is not supported under ablations"):
         serve(model, host="127.0.0.1", port=8000, eager=True, arguments=[argument])
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--enable-auto-tool-choice"], "requires --tool-call-parser"),
+        (["--enable-log-outputs"], "requires --enable-log-requests"),
+        (["--sse-keep-alive-interval=-1"], "sse-keep-alive-interval"),
+        (["--chat-template=nowhere.jinja"], "nowhere.jinja"),
+    ],
+)
+def test_options_of_vllm_that_do_not_go_together_are_told_in_one_line(
+    arguments: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", model, "--", *arguments]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if message in line]
+    assert line.startswith("cs-localize: ")
 
 
 @pytest.mark.vllm

@@ -8,6 +8,7 @@ must add up to what the layer's attention puts out: else they are not all there 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from cs_localize.heads import Ablation, Head, ModelShape
 if TYPE_CHECKING:
     import torch
 
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _LEAST_TOLERANCE = 1e-4
 _ROUNDINGS = 8  # of the dtype; sums of heads round more often than the product they are compared with
 
@@ -46,6 +48,12 @@ class Share:
             )
         heads, neurons = shape.heads // ranks, shape.ffn // ranks
         return cls(range(rank * heads, (rank + 1) * heads), range(rank * neurons, (rank + 1) * neurons))
+
+
+def layer_of(path: str) -> int | None:
+    """The number of the decoder layer that a module's path lies in; None outside of the layers."""
+    found = _LAYER.search(path)
+    return int(found[1]) if found else None
 
 
 def check_counts(where: str, heads: int, kv_heads: int, head_dim: int, shape: ModelShape) -> None:

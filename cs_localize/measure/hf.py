@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ import transformers
 
 from cs_localize.errors import MeasurementError, UsageError, one_line
 from cs_localize.measure.hooks import AblationHooks
-from cs_localize.measure.protocol import Mode, Request, check_ablation
+from cs_localize.measure.protocol import Mode, Request, check_ablation, check_tokens
 from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
@@ -145,21 +146,8 @@ class HFEngine:
     def check(self, request: Request) -> None:
         """Raises UsageError if the request does not fit the model: unknown heads or tokens, no prompt, too long."""
         check_ablation(request, self.shape, self.means)
-        where = f"item '{request.item.id}' of task '{request.item.task}'"
-        scored = request.mode == "score"
-        if not request.prompt_ids:
-            raise UsageError(f"{where} has an empty prompt; no token would predict its answer")
-        if scored and not request.answer_ids:
-            raise UsageError(f"{where} has an empty answer; nothing can be scored")
-        if not scored and request.max_tokens < 1:
-            raise UsageError(f"{where}: max_tokens must be at least 1 to generate")
-        tokens = request.prompt_ids + (request.answer_ids if scored else ())
         config = self.model.config.get_text_config()
-        if not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
-            raise UsageError(f"{where} has token ids outside 0..{config.vocab_size - 1}; tokenize it for this model")
-        length = len(tokens) + (0 if scored else request.max_tokens)
-        if length > config.max_position_embeddings:
-            raise UsageError(f"{where} needs {length} tokens, the model's context has {config.max_position_embeddings}")
+        check_tokens(request, config.vocab_size, config.max_position_embeddings)
 
     def _mean_batches(
         self, prompts: Sequence[tuple[int, ...]]
@@ -227,10 +215,8 @@ class HFEngine:
         for request, mine in zip(requests, logits, strict=True):
             answer = self._tensor(list(request.answer_ids))
             score = float(mine.log_softmax(-1).gather(1, answer[:, None]).sum())
-            if score != score:
-                raise MeasurementError(
-                    f"the score of item '{request.item.id}' under '{request.ablation}' is not a number"
-                )
+            if not math.isfinite(score):
+                raise MeasurementError(f"item {request.item.id} scored {score} under {request.ablation}")
             correct = bool((mine.argmax(-1) == answer).all())
             outcomes.append(Outcome(score, correct, "", len(request.prompt_ids) + len(request.answer_ids)))
         self._requests["score"] += len(requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ import torch
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import Ablation, ModelShape
-from cs_localize.measure.geometry import alone, check_contributions, check_counts, single_heads
+from cs_localize.measure.geometry import alone, check_contributions, check_counts, layer_of, single_heads
 
 _PreHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass
@@ -274,10 +272,9 @@ def _sites(model: torch.nn.Module, name: str, layers: int, width: int) -> list[_
     """The projections of one kind in layer order, checked."""
     found: dict[int, _Site] = {}
     for path, module in model.named_modules():
-        match = _LAYER.search(f".{path}")
-        if match is None or path.rpartition(".")[2] != name:
+        layer = layer_of(path)
+        if layer is None or path.rpartition(".")[2] != name:
             continue
-        layer = int(match[1])
         if layer in found:
             raise MeasurementError(f"layer {layer} has two {name}: {found[layer].name} and {path}")
         in_features = getattr(module, "in_features", None)

@@ -130,6 +130,34 @@ def check_ablation(request: Request, shape: ModelShape, means: str) -> None:
         )
 
 
+def check_tokens(request: Request, vocabulary: int, context: int) -> None:
+    """Refuses what a model cannot be asked.
+
+    Args:
+        request: what is asked.
+        vocabulary: how many token ids the model has.
+        context: most tokens of a prompt with its answer.
+
+    Raises:
+        UsageError: if the prompt, or the answer to be scored, is empty, holds other token ids, or is too long; or if
+            nothing is to be generated.
+    """
+    where = f"item '{request.item.id}' of task '{request.item.task}'"
+    scored = request.mode == "score"
+    if not request.prompt_ids:
+        raise UsageError(f"{where} has an empty prompt; no token would predict its answer")
+    if scored and not request.answer_ids:
+        raise UsageError(f"{where} has an empty answer; nothing can be scored")
+    if not scored and request.max_tokens < 1:
+        raise UsageError(f"{where}: max_tokens must be at least 1 to generate")
+    tokens = request.prompt_ids + (request.answer_ids if scored else ())
+    if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        raise UsageError(f"{where} has token ids outside 0..{vocabulary - 1}; tokenize it for this model")
+    length = len(tokens) + (0 if scored else request.max_tokens)
+    if length > context:
+        raise UsageError(f"{where} needs {length} tokens, the model's context has {context}")
+
+
 class Measurer(Protocol):
     """What later rooms see of measuring: items in, outcomes out. The ledger and the fleet lie behind it."""
 

@@ -48,6 +48,26 @@ def check_engine(engine: Engine, requests: Sequence[Request], tolerance: float =
     assert all(math.isfinite(value) for value in engine.evidence().values())
 
 
+def check_refused_requests(engine: Engine, request: Request) -> None:
+    """Asserts that an engine of a real model refuses, before it asks anything, what the model cannot be asked.
+
+    Args:
+        engine: the engine.
+        request: one that it answers.
+    """
+    for change, message in (
+        ({"prompt_ids": ()}, "has an empty prompt"),
+        ({"answer_ids": ()}, "has an empty answer"),
+        ({"answer_ids": (10**6,)}, "has token ids outside 0"),
+        ({"prompt_ids": (-1,)}, "has token ids outside 0"),
+        ({"prompt_ids": request.prompt_ids * 10**4}, "the model's context has"),
+        ({"mode": "generate", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"mode": "generate", "max_tokens": 10**6}, "the model's context has"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            engine.measure([request, replace(request, **change)])  # type: ignore[arg-type]
+
+
 def check_refused_specs(spec: EngineSpec) -> None:
     """Asserts that a spec is refused by the name of the option that its engine lacks, before anything is loaded.
 

@@ -26,7 +26,7 @@ from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.models.files import fingerprint
 from cs_localize.models.shape import read_shape
-from tests.measure.conformance import check_engine, check_refused_specs
+from tests.measure.conformance import check_engine, check_refused_requests, check_refused_specs
 from tests.measure.tiny_models import EOS, KINDS, NEWLINE, save_tiny_model, tiny_request
 
 pytestmark = pytest.mark.model
@@ -68,7 +68,9 @@ def scores(engine: HFEngine, requests: list[Request]) -> list[float]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_hf_engine_keeps_the_contract_of_engines(kind: str, tmp_path: Path) -> None:
     requests = [tiny_request(seed, prompt=4 + 3 * seed, answer=1 + seed % 3) for seed in range(5)]
-    check_engine(with_means(save_tiny_model(tmp_path, kind), requests, batch_size=7), requests)
+    engine = with_means(save_tiny_model(tmp_path, kind), requests, batch_size=7)
+    check_engine(engine, requests)
+    check_refused_requests(engine, requests[0])
 
 
 def test_score_is_the_log_probability_of_every_answer_token_given_all_before_it(engine: HFEngine) -> None:

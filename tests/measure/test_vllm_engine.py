@@ -178,6 +178,7 @@ def test_without_a_salt_they_would(found: dict[str, Any]) -> None:
         ("answer's rows", "MeasurementError: the canary scored"),
         ("hook removed", "MeasurementError: the hook on o_proj of layer 3 scaled"),
         ("no ablation named", "MeasurementError: request"),
+        ("interrupted before", "MeasurementError: an earlier call of this engine broke off"),
     ],
 )
 def test_a_fault_raises_one_line(found: dict[str, Any], fault: str, message: str) -> None:

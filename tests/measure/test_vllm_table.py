@@ -97,6 +97,25 @@ def test_a_pool_that_overflows_says_so_and_stays_as_it_was() -> None:
     assert (after, fresh) == (before, [])
 
 
+@pytest.mark.parametrize("text", ["L1H2", "L1N2"])
+def test_a_slot_whose_writing_was_interrupted_is_written_when_it_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    table = new_table()
+    with monkeypatch.context() as patch:
+        patch.setattr("cs_localize.measure.vllm.table._copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begin(table, (text, 2))
+    begin(table, (text, 2))
+    heads, neurons = run_hooks(table, 2)
+    expected_heads, expected_neurons = expected_factors([Ablation.decode(text)] * 2)
+    torch.testing.assert_close(heads, expected_heads)
+    torch.testing.assert_close(neurons, expected_neurons)
+
+
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=4), max_size=12))
 def test_a_pool_never_evicts_a_key_of_the_current_step(keys_of_steps: list[list[str]]) -> None:
     pool = SlotPool(5)

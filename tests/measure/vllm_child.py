@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from cs_localize.heads import Ablation, Head, Neuron
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.spec import EngineSpec, load_engine
 from cs_localize.outcomes import Outcome
-from tests.measure.conformance import check_engine
+from cs_localize.serving import ablation_args, llm_options, model_shape
+from tests.measure.conformance import check_engine, check_refused_requests
 
 Answers = dict[str, list[Outcome]]
 
@@ -71,6 +73,16 @@ def _prefix_cache(engine: Any, long: Sequence[Request]) -> dict[str, Any]:  # no
     return found
 
 
+def _interrupt_next_step() -> None:
+    """As a user who types Ctrl-C while the model computes."""
+    from cs_localize.measure.vllm import table as tables
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    tables.active().begin_step = interrupted  # type: ignore[method-assign]
+
+
 def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  # a private look inside
     """What each fault raises; the last two break the engine for good."""
     from cs_localize.measure.vllm import worker
@@ -113,6 +125,10 @@ def _faults(engine: Any, request: Request) -> dict[str, str]:  # noqa: ANN401  #
     model.get_submodule("model.layers.3.self_attn.o_proj")._forward_pre_hooks.clear()
     faults["hook removed"] = message_of(call)
     faults["no ablation named"] = message_of(nameless)
+    with suppress(KeyboardInterrupt):
+        _interrupt_next_step()
+        call()
+    faults["interrupted before"] = message_of(call)
     return faults
 
 
@@ -134,6 +150,7 @@ def conform(spec: EngineSpec, requests: Sequence[Request], asked: Sequence[Reque
     """The conformance check, then the outcomes of some more requests, and what the compiled graph's name depends on."""
     engine: Any = load_engine(spec)
     check_engine(engine, requests, tolerance=1e-3)
+    check_refused_requests(engine, requests[0])
     config = engine._llm.llm_engine.vllm_config
     names = []
     for source in ("one", "one", "another"):
@@ -186,6 +203,25 @@ def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) 
     return outcomes, {**faults, "hook": message_of(lambda: engine.measure(batch))}
 
 
+def answer_through_llm(model: str) -> tuple[bool, str]:
+    """Whether an ``LLM`` of two ranks answers, and what it raises when the second has lost a hook."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that removes a hook
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    from vllm import LLM, SamplingParams
+
+    options = llm_options(model)
+    llm: Any = LLM(**options, tensor_parallel_size=2, distributed_executor_backend="mp", enforce_eager=True)
+    params = SamplingParams(max_tokens=1, extra_args=ablation_args(["L0H0"], model_shape(llm)))
+    answered = len(llm.generate(["abc"], params, use_tqdm=False)) == 1
+    llm.collective_rpc(_remove_hook)
+    try:
+        llm.generate(["abc"], params, use_tqdm=False)
+    except Exception as error:
+        return answered, f"{type(error).__name__}: {error}"
+    return answered, ""
+
+
 def _wrong_rows(runner: Any, golds: Any, hidden_states: Any, num_scheduled_tokens: Any) -> Any:  # noqa: ANN401
     """As ``answer_rows`` would answer if it were off by a row."""
     from cs_localize.measure.vllm.gold import answer_rows
@@ -194,5 +230,8 @@ def _wrong_rows(runner: Any, golds: Any, hidden_states: Any, num_scheduled_token
 
 
 def _remove_hook(worker: Any) -> None:  # noqa: ANN401  # vLLM's worker
+    """From the last rank alone: vLLM answers with what the first has."""
+    if worker.rank < worker.parallel_config.world_size - 1:
+        return
     model = worker.model_runner.get_model()
     model.get_submodule("model.layers.1.self_attn.o_proj")._forward_pre_hooks.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.geometry import Share
-from cs_localize.measure.protocol import Request, check_ablation
+from cs_localize.measure.protocol import Request, check_ablation, check_tokens
 from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.measure.vllm.options import worker_options
 from cs_localize.measure.vllm.start import check_start, in_one_line
@@ -72,10 +72,12 @@ class VLLMEngine:
         self.means: str = spec.means
         self._cached_tokens = 0
         self._answers_asked_again = 0
+        self._broken = False
         with in_one_line("load the model"):
             self._llm = _load(spec, self._neuron_slots)
             self.architecture: str = self._llm.collective_rpc("architecture")[0]
-            self._dtype = str(self._llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
+            self._model = self._llm.llm_engine.vllm_config.model_config
+            self._dtype = str(self._model.dtype).removeprefix("torch.")
             self._measure_means(spec.mean_prompts)
             self._canaries = self._calibrate()
             self._neuron_canary = self._calibrate_neurons()
@@ -87,8 +89,11 @@ class VLLMEngine:
 
     def measure(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers all requests in continuous batches; see ``Engine.measure``."""
+        if self._broken:
+            raise MeasurementError("an earlier call of this engine broke off, and vLLM is in mid-step; load it anew")
         for request in requests:
             check_ablation(request, self.shape, self.means)
+            check_tokens(request, self._model.get_vocab_size(), self._model.max_model_len)
         outcomes: dict[int, Outcome] = {}
         for chunk in _chunks(requests, self._neuron_slots):
             scales_neurons = any(requests[i].ablation.neurons for i in chunk)
@@ -208,7 +213,11 @@ class VLLMEngine:
         return [_outcome(request, output) for request, output in zip(requests, outputs, strict=True)]
 
     def _ask(self, requests: Sequence[Request], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        outputs = self._llm.generate([_prompt(request) for request in requests], params, use_tqdm=False)
+        try:
+            outputs = self._llm.generate([_prompt(request) for request in requests], params, use_tqdm=False)
+        except BaseException:  # an interrupt as well: its scheduler counts tokens that were not computed
+            self._broken = True
+            raise
         self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         return outputs
 
@@ -359,6 +368,8 @@ def _entries(output: RequestOutput) -> list[tuple[int, Logprob]]:
 
 def _outcome(request: Request, output: RequestOutput) -> Outcome:
     completion = output.outputs[0]
+    if completion.finish_reason not in ("stop", "length"):
+        raise MeasurementError(f"vLLM broke off the answer to item {request.item.id}: {completion.finish_reason}")
     if request.mode == "generate":
         tokens = len(request.prompt_ids) + len(completion.token_ids)
         return Outcome(math.nan, False, completion.text, tokens)

@@ -59,6 +59,10 @@ class SlotPool:
             self._slot_of[key] = slot
         return {"": 0} | {key: self._slot_of[key] for key in wanted}, fresh
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """Takes back the slots of keys whose content was not written."""
+        self._free += [self._slot_of.pop(key) for key in keys]
+
 
 class InterventionTable:
     """Factors of every head and neuron for every slot, and the slot of every token of the current step.
@@ -189,7 +193,11 @@ class InterventionTable:
     ) -> IntArray:
         slot_of, fresh = pool.assign(keys)
         if fresh:
-            write([slot_of[key] for key in fresh], [Ablation.decode(key) for key in fresh])
+            try:
+                write([slot_of[key] for key in fresh], [Ablation.decode(key) for key in fresh])
+            except BaseException:  # an interrupt as well: a later step would take the slots for written
+                pool.forget(fresh)
+                raise
         return np.array([slot_of[key] for key in keys], dtype=np.int64)
 
     def _write_heads(self, slots: list[int], ablations: list[Ablation]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,18 +15,17 @@ from vllm.platforms import current_platform
 
 from cs_localize.errors import MeasurementError
 from cs_localize.heads import ModelShape
-from cs_localize.measure.geometry import Share, alone, check_contributions, check_counts, single_heads
+from cs_localize.measure.geometry import Share, alone, check_contributions, check_counts, layer_of, single_heads
 from cs_localize.measure.vllm import table as tables
 from cs_localize.measure.vllm.gold import answer_rows, gold_of
 from cs_localize.measure.vllm.options import read_options
-from cs_localize.measure.vllm.start import told_by_worker
+from cs_localize.measure.vllm.start import keep_freed_memory, told_by_worker
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker as _Worker
 else:
     from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _HOOKED = {"o_proj": "scale_heads", "down_proj": "scale_neurons"}
 
 
@@ -41,14 +39,17 @@ class _RunnerMixin:
 
     def _prepare_inputs(self, scheduler_output: object, num_scheduled_tokens: NDArray[np.int32]) -> object:
         # Here the batch is in its final order, and num_scheduled_tokens runs parallel to it.
-        ablations = [self._ablation_of(req_id) for req_id in self.input_batch.req_ids]  # type: ignore[attr-defined]
-        tables.active().begin_step(ablations, num_scheduled_tokens.astype(np.int64))
+        with told_by_worker():
+            ablations = [self._ablation_of(req_id) for req_id in self.input_batch.req_ids]  # type: ignore[attr-defined]
+            tables.active().begin_step(ablations, num_scheduled_tokens.astype(np.int64))
         return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
 
     def execute_model(self, *args: object, **options: object) -> object:
         output = super().execute_model(*args, **options)  # type: ignore[misc]
         if self.vllm_config.additional_config["knockout_verified"]:  # type: ignore[attr-defined]
-            tables.active().verify()
+            # vLLM heeds the errors of one rank only and answers with what it has; a rank that ends, it does heed.
+            with told_by_worker():
+                tables.active().verify()
         return output
 
     def _get_prompt_logprobs_dict(
@@ -88,6 +89,8 @@ class KnockoutWorker(_Worker):
         if self.parallel_config.use_ubatching:
             raise MeasurementError("batches that are split in two are not supported; leave --enable-dbo out")
         self._options = read_options(self.vllm_config.additional_config, bool(self.cache_config.enable_prefix_caching))
+        if current_platform.is_cpu():
+            keep_freed_memory()
         super().init_device()
         if self.parallel_config.world_size_across_dp == 1:
             _remove_meeting_point(self.distributed_init_method)
@@ -172,10 +175,9 @@ def hook_projections(
     found: dict[str, dict[int, torch.nn.Module]] = {name: {} for name in widths}
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
-        layer = _LAYER.search(path)
-        if name not in widths or layer is None:
+        index = layer_of(path)
+        if name not in widths or index is None:
             continue
-        index = int(layer[1])
         width = getattr(module, "input_size", None)
         if width != widths[name] or index in found[name] or index >= shape.layers:
             raise MeasurementError(
@@ -213,10 +215,10 @@ def check_attention(attention: Mapping[str, object], shape: ModelShape, architec
     layers: set[int] = set()
     for name, module in attention.items():
         heads, kv_heads, head_dim = (int(getattr(module, n, 0)) for n in ("num_heads", "num_kv_heads", "head_size"))
-        layer = _LAYER.search(name)
-        if layer is None or int(layer[1]) in layers or not heads * kv_heads * head_dim:
+        layer = layer_of(name)
+        if layer is None or layer in layers or not heads * kv_heads * head_dim:
             raise MeasurementError(f"{architecture} is not recognised: {name} is a {type(module).__name__}")
-        layers.add(int(layer[1]))
+        layers.add(layer)
         told = shape.kv_heads if kv_heads == max(1, shape.kv_heads // ranks) else kv_heads * ranks
         check_counts(f"{architecture}: {name}", heads * ranks, told, head_dim, shape)
     if layers != set(range(shape.layers)):
