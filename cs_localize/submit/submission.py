@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cs_localize import __version__
-from cs_localize.config import StudyConfig, dump_study, parse_study
+from cs_localize.config import INCLUDE_PATH, StudyConfig, check_yaml_folder, dump_study, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import read_options
 from cs_localize.submit.package import pack
 from cs_localize.submit.server import JobServer
 
 _STUDY = "study.yaml"
-_INCLUDE_PATH = "lm_eval.include_path"
 _YAML_TASKS = "_include_path"
 """The folder of the user's own YAML tasks where it travels; no task, whose file lies beside it, can be called so."""
 
@@ -149,7 +148,7 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 def _files(config: StudyConfig) -> dict[str, str]:
     """The files of a study, and its folder of YAML tasks, by the option that names them."""
-    others = {"design.masks": config.design.masks, _INCLUDE_PATH: config.lm_eval.include_path}
+    others = {"design.masks": config.design.masks, INCLUDE_PATH: config.lm_eval.include_path}
     files = {f"data.{task}": data.file for task, data in config.data.items()}
     return files | {option: file for option, file in others.items() if file is not None}
 
@@ -167,25 +166,20 @@ def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
     """
     for option, file in _files(config).items():
         path, named = folder / file, f"{study}: {option}"
-        kind, there = ("folder", path.is_dir()) if option == _INCLUDE_PATH else ("file", path.is_file())
-        if not there:
-            found = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+        if option == INCLUDE_PATH:
+            check_yaml_folder(path, named)
+            _check_readable(path, named)
+        elif not path.is_file():
+            found = f"{path} is no file" if path.exists() else f"there is no file {path}"
             raise UsageError(f"{named}: {found}")
-        if option == _INCLUDE_PATH:
-            _check_yaml_tasks(path, named)
 
 
-def _check_yaml_tasks(folder: Path, named: str) -> None:
+def _check_readable(folder: Path, named: str) -> None:
     try:
-        empty = not any(folder.iterdir())
-        found = sorted(folder.rglob("*.yaml"))
-        for path in found:
+        for path in sorted(folder.rglob("*.yaml")):
             path.open("rb").close()
     except OSError as error:
         raise UsageError(f"{named}: cannot read {error.filename}: {error.strerror}") from None
-    if not found:
-        what = "is empty" if empty else "holds no file that ends in .yaml"
-        raise UsageError(f"{named}: the folder {folder} {what}")
 
 
 def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
@@ -194,7 +188,7 @@ def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
     for option, file in _files(config).items():
         source = study.parent / file
         try:
-            if option == _INCLUDE_PATH:
+            if option == INCLUDE_PATH:
                 copies[option] = _YAML_TASKS
                 sizes = pack(source, option=f"{study}: {option}").sizes
                 if not sizes:
@@ -209,7 +203,7 @@ def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
             raise UsageError(f"{study}: {option}: cannot read {error.filename}: {error.strerror}") from None
     data = {task: own.model_copy(update={"file": copies[f"data.{task}"]}) for task, own in config.data.items()}
     design = config.design.model_copy(update={"masks": copies.get("design.masks")})
-    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get(_INCLUDE_PATH)})
+    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get(INCLUDE_PATH)})
     return config.model_copy(update={"data": data, "design": design, "lm_eval": lm_eval})
 
 
