@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cs_localize import __version__
-from cs_localize.config import INCLUDE_PATH, StudyConfig, check_yaml_folder, dump_study, parse_study
+from cs_localize.config import INCLUDE_PATH, StudyConfig, check_files, dump_study, named_files, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import read_options
 from cs_localize.submit.package import pack
@@ -147,10 +147,8 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 
 def _files(config: StudyConfig) -> dict[str, str]:
-    """The files of a study, and its folder of YAML tasks, by the option that names them."""
-    others = {"design.masks": config.design.masks, INCLUDE_PATH: config.lm_eval.include_path}
-    files = {f"data.{task}": data.file for task, data in config.data.items()}
-    return files | {option: file for option, file in others.items() if file is not None}
+    """What travels: the files of all tasks of the user's own, whether the study asks them or not."""
+    return named_files(config, config.data)
 
 
 def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
@@ -164,22 +162,14 @@ def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
     Raises:
         UsageError: if so.
     """
-    for option, file in _files(config).items():
-        path, named = folder / file, f"{study}: {option}"
-        if option == INCLUDE_PATH:
-            check_yaml_folder(path, named)
-            _check_readable(path, named)
-        elif not path.is_file():
-            found = f"{path} is no file" if path.exists() else f"there is no file {path}"
-            raise UsageError(f"{named}: {found}")
-
-
-def _check_readable(folder: Path, named: str) -> None:
+    check_files(_files(config), str(study), folder)
+    if (include_path := config.lm_eval.include_path) is None:
+        return
     try:
-        for path in sorted(folder.rglob("*.yaml")):
+        for path in sorted((folder / include_path).rglob("*.yaml")):
             path.open("rb").close()
     except OSError as error:
-        raise UsageError(f"{named}: cannot read {error.filename}: {error.strerror}") from None
+        raise UsageError(f"{study}: {INCLUDE_PATH}: cannot read {error.filename}: {error.strerror}") from None
 
 
 def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
