@@ -146,7 +146,7 @@ class VLLMEngine:
         baseline, ablated = (outcome.score for outcome in self._generate(pair))
         gap = abs(baseline - ablated)
         if not gap > _LEAST_CANARY_GAP:
-            raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
+            raise no_effect("head", gap)
         check_canary("the canary", baseline, generated, "when it was generated", gap / 4, self._dtype)
         return (pair[0], baseline), (pair[1], ablated)
 
@@ -181,7 +181,7 @@ class VLLMEngine:
             gap = abs(baseline - outcome.score)
             if gap > _LEAST_CANARY_GAP:
                 return canary, outcome.score
-        raise MeasurementError(f"zeroing every neuron moves the canary by {gap:.3f} nats: ablations take no effect")
+        raise no_effect("neuron", gap)
 
     def _check_canaries(self, outcomes: Sequence[Outcome]) -> None:
         """Checks the canaries of one call: the first two, and that of neurons where it went along."""
@@ -211,6 +211,19 @@ class VLLMEngine:
         outputs = self._llm.generate([_prompt(request) for request in requests], params, use_tqdm=False)
         self._cached_tokens += sum(output.num_cached_tokens or 0 for output in outputs)
         return outputs
+
+
+def no_effect(zeroed: str, gap: float) -> MeasurementError:
+    """The error of an engine whose ablations change too little to be told from none.
+
+    Args:
+        zeroed: of what every one was zeroed.
+        gap: nats that the canary's score changed by.
+    """
+    return MeasurementError(
+        f"zeroing every {zeroed} moves the canary by {gap:.3f} nats, and more than {_LEAST_CANARY_GAP} is needed: "
+        "ablations take no effect, or less than can be told from rounding; set engine.name to hf, or ask another model"
+    )
 
 
 def check_canary(name: str, scored: float, expected: float, when: str, tolerance: float, dtype: str) -> None:
