@@ -14,6 +14,7 @@ from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.geometry import Share
 from cs_localize.measure.protocol import Request, check_ablation
+from cs_localize.measure.sockets import check_vllm_sockets
 from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.measure.vllm.options import worker_options
 from cs_localize.measure.vllm.start import check_start, in_one_line
@@ -257,6 +258,8 @@ def _check_spec(spec: EngineSpec) -> None:
     if (code := spec.settings.get("model_impl", "auto")) not in _MODEL_IMPLS:
         raise UsageError(f"model_impl '{code}' is not one of {', '.join(_MODEL_IMPLS)}")
     _check_ranks(spec.shape, spec.resources.get("tensor_parallel", 1))
+    if spec.resources.get("tensor_parallel", 1) != 1:
+        check_vllm_sockets()  # each rank is a process of its own
     check_start()
     shape = read_shape(Path(spec.model_dir))
     if shape != spec.shape:
