@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         ledger=arguments.ledger or home() / "ledger",
         samples=arguments.log_samples,
         lm_eval=LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution),
-        data=own_data(arguments.data),
+        data=own_data(arguments.data, listed(arguments.tasks)),
     )
     print(effects_json(effects) if arguments.json else "\n".join(effects_table(effects)))
     return 0
@@ -119,7 +120,7 @@ def _ablate_grid(arguments: argparse.Namespace) -> int:
     else:
         model, heads = arguments.model, {"heads": arguments.heads}
         options = LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution)
-        known = load_tasks(tasks, options, model, engine, own_data(arguments.data))
+        known = load_tasks(tasks, options, model, engine, own_data(arguments.data, tasks))
         items = held_out(known, arguments.seed, arguments.limit)
         measured_on = mean_items(known, arguments.seed)
     changes = {"name": arguments.engine, "workers": arguments.workers}
@@ -163,11 +164,23 @@ def add_allow_code_execution(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def own_data(study: Path | None) -> dict[str, DataConfig]:
-    """The tasks of the user's own that a study file names; none without one."""
-    from cs_localize.config import load_study
+def own_data(study: Path | None, tasks: Sequence[str]) -> dict[str, DataConfig]:
+    """The tasks of the user's own that a study file names; none without one.
 
-    return {} if study is None else load_study(study).data
+    Args:
+        study: the study file.
+        tasks: what is asked; the files of those among them must be there.
+
+    Raises:
+        UsageError: if the study cannot be read, or such a file is not there.
+    """
+    from cs_localize.config import check_files, load_study
+
+    if study is None:
+        return {}
+    data = load_study(study).data
+    check_files({f"data.{name}": data[name].file for name in tasks if name in data}, str(study))
+    return data
 
 
 def listed(text: str) -> list[str]:

@@ -164,11 +164,12 @@ def _out_and_set(arguments: argparse.Namespace) -> list[str]:
 def _run_study(
     study: Path, out: Path, overrides: list[str], command: list[str], allow_code_execution: bool = False
 ) -> int:
-    from cs_localize.config import load_study
+    from cs_localize.config import check_files, load_study, named_files
     from cs_localize.report import summary_lines
     from cs_localize.study import run_study
 
     config = load_study(study, tuple(overrides)).allowing(allow_code_execution)
+    check_files(named_files(config), str(study))
     result = run_study(config, out, command)
     print("\n".join(summary_lines(result.heads, result.confirm, result.crosscheck)))
     print(f"\nreport: {result.report}")

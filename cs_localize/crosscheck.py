@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from cs_localize.config import StudyConfig, load_study, parse_study
+from cs_localize.config import StudyConfig, check_files, load_study, named_files, parse_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.folder import StudyResult, load_result
 from cs_localize.heads import Head
@@ -24,8 +24,8 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None, allow_code_e
         allow_code_execution: whether what the model writes may be executed, where a task is graded by that.
 
     Raises:
-        UsageError: if the study has no such task or no confirmation with random heads, or was measured by another
-            model, engine or version than there is now.
+        UsageError: if the study has no such task or no confirmation with random heads, a file that it names is gone, or
+            it was measured by another model, engine or version than there is now.
         CsLocalizeError: if a file of the study is missing, damaged, or changed by another run meanwhile.
     """
     config = load_study(out / "study.yaml")
@@ -46,6 +46,7 @@ def crosscheck_study(out: Path, tasks: Sequence[str] | None = None, allow_code_e
         {**config.model_dump(mode="json"), "crosscheck": {**config.crosscheck.model_dump(), **section}}
     )
     config = config.allowing(allow_code_execution)
+    check_files(named_files(config), str(out / "study.yaml"))
     known = check_study(config)
     with closing(Progress(out / "events.jsonl")) as progress:
         with own_session(config, out, known, progress) as session:

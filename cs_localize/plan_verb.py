@@ -53,12 +53,13 @@ def add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from cs_localize.config import load_study
+    from cs_localize.config import check_files, load_study, named_files
     from cs_localize.plan import plan_lines, plan_study
     from cs_localize.session import engine_spec
     from cs_localize.study import check_study
 
     config = load_study(arguments.study, tuple(arguments.set))
+    check_files(named_files(config), str(arguments.study))
     config = config.allowing(arguments.allow_code_execution)
     if not arguments.measure:  # only a measured rate takes answers that are graded
         config = config.model_copy(update={"lm_eval": config.lm_eval.ungraded()})

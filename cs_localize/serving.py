@@ -18,6 +18,7 @@ from cs_localize.config import EngineConfig
 from cs_localize.errors import UsageError, one_line
 from cs_localize.heads import Head, ModelShape, Neuron
 from cs_localize.measure.cluster import worker_environment
+from cs_localize.measure.sockets import VLLM_FOLDER, check_vllm_sockets, vllm_sockets_fit
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm.options import worker_options
 from cs_localize.measure.vllm.start import check_start, in_one_line
@@ -25,9 +26,6 @@ from cs_localize.session import engine_spec
 from cs_localize.spelling import read_ablation
 
 _MIDDLEWARE = "cs_localize.measure.vllm.middleware.AblationMiddleware"
-_SOCKETS = "VLLM_RPC_BASE_PATH"
-_SOCKET_NAME = 36  # characters, of a UUID
-_LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
 _UNSUPPORTED = {
     "speculative_config": None,
     "kv_transfer_config": None,
@@ -96,8 +94,9 @@ def serve(model: str, *, host: str, port: int, eager: bool, arguments: Sequence[
 
     Raises:
         MeasurementError: if vLLM cannot load the model, or its heads cannot be ablated.
-        UsageError: as ``llm_options``.
+        UsageError: as ``llm_options``, or if the path of the temporary folder is too long for the sockets of vLLM.
     """
+    check_vllm_sockets()
     spec = _prepare(model)
     worker = _worker_options(spec, salted=True)
     told = {
@@ -135,14 +134,14 @@ def _own_sockets() -> Iterator[None]:
     by itself.
     """
     with tempfile.TemporaryDirectory(prefix="cs_localize-") as folder:
-        if _SOCKETS in os.environ or len(os.fsencode(folder)) + 1 + _SOCKET_NAME > _LONGEST_SOCKET:
+        if VLLM_FOLDER in os.environ or not vllm_sockets_fit(folder):
             yield
             return
-        os.environ[_SOCKETS] = folder
+        os.environ[VLLM_FOLDER] = folder
         try:
             yield
         finally:
-            os.environ.pop(_SOCKETS, None)
+            os.environ.pop(VLLM_FOLDER, None)
 
 
 def _check_untouched(options: argparse.Namespace, worker: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ def _baselines(arguments: argparse.Namespace) -> int:
         seed=arguments.seed or 0,
         engine=EngineConfig(name=arguments.engine or "vllm"),
         ledger=arguments.ledger or home() / "ledger",
-        data=own_data(arguments.data),
+        data=own_data(arguments.data, names),
         samples=arguments.log_samples,
         lm_eval=LmEvalConfig(include_path=arguments.include_path).allowing(arguments.allow_code_execution),
     )

@@ -118,6 +118,7 @@ def test_with_reference_self_the_models_own_right_answers_are_scored_and_the_oth
 
 
 def test_a_chat_template_needs_a_model(tmp_path: Path) -> None:
+    write_sum_task(tmp_path)
     config = study(tmp_path, "antonyms", engine={"name": "planted"}, lm_eval={"chat_template": True})
     with pytest.raises(UsageError, match="planted engine has no chat template"):
         tasks_of(config)

@@ -64,7 +64,7 @@ def test_masks_travel_with_a_job_and_a_job_without_them_is_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        ("none.npy", "design.masks: cannot read"),
+        ("none.npy", "study.yaml: design.masks: there is no file "),
         ("study.yaml", "is neither .npy nor .npz nor .jsonl"),
         ("wrong.jsonl", "wrong.jsonl, line 1: L99H0 is out of range: this model has layers 0..11 and heads 0..7"),
         ("one.jsonl", "1 masks and 40 items make 40 different requests, and 120 were asked for; lower design.requests"),

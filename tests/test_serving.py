@@ -148,6 +148,15 @@ def test_sockets_that_are_named_or_would_have_too_long_a_path_are_left_to_vllm(
     assert sockets[-1] == os.environ["VLLM_RPC_BASE_PATH"] == temporary
 
 
+def test_a_temporary_folder_too_long_for_any_socket_is_refused_before_the_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 70)
+    with pytest.raises(UsageError, match=r"^vLLM needs a temporary folder .* set TMPDIR to one, such as /tmp"):
+        serve("no-such-model", host="127.0.0.1", port=8000, eager=True)
+
+
 def test_heads_that_the_model_lacks_or_means_are_refused_before_anything_is_asked() -> None:
     assert ablation_args(["L1H2", "L0H0=0.5"], SHAPE) == {"ablation": "L0H0=0.5,L1H2"}
     with pytest.raises(UsageError, match="L2H0 is out of range"):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from cs_localize.config import SPARSE_ONLY, StudyConfig, first_problem, parse_study
+from cs_localize.config import SPARSE_ONLY, StudyConfig, check_files, first_problem, named_files, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import read_options
 
@@ -131,8 +131,13 @@ def load_grid(path: Path, out: Path, overrides: tuple[str, ...] = ()) -> tuple[C
     Raises:
         UsageError: one line naming the first thing that is wrong, and the cell where it shows.
     """
-    cells = parse_grid(read_options(path, overrides, "grid"), out, str(path))
-    return tuple(replace(cell, study=cell.study.located(path.parent, _where(path, cell.name))) for cell in cells)
+    cells = []
+    for cell in parse_grid(read_options(path, overrides, "grid"), out, str(path)):
+        where = _where(path, cell.name)
+        study = cell.study.located(path.parent, where)
+        check_files(named_files(study), where)
+        cells.append(replace(cell, study=study))
+    return tuple(cells)
 
 
 def parse_grid(data: object, out: Path, source: str = "grid") -> tuple[Cell, ...]:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError, one_line
+from cs_localize.measure.sockets import check_ray_sockets
 from cs_localize.measure.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class RaySession:
         address: a running cluster, ``auto`` for the one of this machine.
 
     Raises:
-        UsageError: on entering, if there is no cluster at the address.
+        UsageError: on entering, if there is no cluster at the address, or the path of the temporary folder is too long
+            for the sockets of a Ray of our own.
         CsLocalizeError: if none can be started on this machine.
     """
 
@@ -58,6 +60,7 @@ class RaySession:
             return self
         terminate = signal.getsignal(signal.SIGTERM)
         if self._address is None:
+            check_ray_sockets()
             try:
                 ray.init(
                     address="local",

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cs_localize import __version__
-from cs_localize.config import StudyConfig, dump_study, parse_study
+from cs_localize.config import INCLUDE_PATH, StudyConfig, check_files, dump_study, named_files, parse_study
 from cs_localize.errors import UsageError
 from cs_localize.options import read_options
 from cs_localize.submit.package import pack
 from cs_localize.submit.server import JobServer
 
 _STUDY = "study.yaml"
-_INCLUDE_PATH = "lm_eval.include_path"
 _YAML_TASKS = "_include_path"
 """The folder of the user's own YAML tasks where it travels; no task, whose file lies beside it, can be called so."""
 
@@ -148,10 +147,8 @@ def _check_paths(config: StudyConfig, out: Path) -> None:
 
 
 def _files(config: StudyConfig) -> dict[str, str]:
-    """The files of a study, and its folder of YAML tasks, by the option that names them."""
-    others = {"design.masks": config.design.masks, _INCLUDE_PATH: config.lm_eval.include_path}
-    files = {f"data.{task}": data.file for task, data in config.data.items()}
-    return files | {option: file for option, file in others.items() if file is not None}
+    """What travels: the files of all tasks of the user's own, whether the study asks them or not."""
+    return named_files(config, config.data)
 
 
 def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
@@ -165,27 +162,14 @@ def _check_files(config: StudyConfig, study: Path, folder: Path) -> None:
     Raises:
         UsageError: if so.
     """
-    for option, file in _files(config).items():
-        path, named = folder / file, f"{study}: {option}"
-        kind, there = ("folder", path.is_dir()) if option == _INCLUDE_PATH else ("file", path.is_file())
-        if not there:
-            found = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
-            raise UsageError(f"{named}: {found}")
-        if option == _INCLUDE_PATH:
-            _check_yaml_tasks(path, named)
-
-
-def _check_yaml_tasks(folder: Path, named: str) -> None:
+    check_files(_files(config), str(study), folder)
+    if (include_path := config.lm_eval.include_path) is None:
+        return
     try:
-        empty = not any(folder.iterdir())
-        found = sorted(folder.rglob("*.yaml"))
-        for path in found:
+        for path in sorted((folder / include_path).rglob("*.yaml")):
             path.open("rb").close()
     except OSError as error:
-        raise UsageError(f"{named}: cannot read {error.filename}: {error.strerror}") from None
-    if not found:
-        what = "is empty" if empty else "holds no file that ends in .yaml"
-        raise UsageError(f"{named}: the folder {folder} {what}")
+        raise UsageError(f"{study}: {INCLUDE_PATH}: cannot read {error.filename}: {error.strerror}") from None
 
 
 def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
@@ -194,7 +178,7 @@ def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
     for option, file in _files(config).items():
         source = study.parent / file
         try:
-            if option == _INCLUDE_PATH:
+            if option == INCLUDE_PATH:
                 copies[option] = _YAML_TASKS
                 sizes = pack(source, option=f"{study}: {option}").sizes
                 if not sizes:
@@ -209,7 +193,7 @@ def _with_files(config: StudyConfig, study: Path, scratch: Path) -> StudyConfig:
             raise UsageError(f"{study}: {option}: cannot read {error.filename}: {error.strerror}") from None
     data = {task: own.model_copy(update={"file": copies[f"data.{task}"]}) for task, own in config.data.items()}
     design = config.design.model_copy(update={"masks": copies.get("design.masks")})
-    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get(_INCLUDE_PATH)})
+    lm_eval = config.lm_eval.model_copy(update={"include_path": copies.get(INCLUDE_PATH)})
     return config.model_copy(update={"data": data, "design": design, "lm_eval": lm_eval})
 
 

@@ -79,7 +79,7 @@ def _content(question: Question) -> dict[str, object]:
 
 def _own_task(name: str, data: DataConfig) -> Task:
     path = Path(data.file)
-    rows = _of_function(path, name) if path.suffix == ".py" else _of_lines(path)
+    rows = _of_function(path, name) if path.suffix == ".py" else _of_lines(path, name)
     found = _checked(rows)
     if not found:
         raise UsageError(f"{path} holds no question; give one a line, such as {{'prompt': '2 + 2 =', 'answer': '4'}}")
@@ -95,12 +95,12 @@ def _own_task(name: str, data: DataConfig) -> Task:
     )
 
 
-def _of_lines(path: Path) -> Iterator[tuple[str, object]]:
+def _of_lines(path: Path, name: str) -> Iterator[tuple[str, object]]:
     """What the lines of the file hold, and where each is; empty lines are passed over."""
     try:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"data.{name}: cannot read {path}: {error.strerror}") from None
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -117,7 +117,7 @@ def _of_lines(path: Path) -> Iterator[tuple[str, object]]:
 def _of_function(path: Path, name: str) -> Iterator[tuple[str, object]]:
     """What the function of that name gives, and which of its questions each is."""
     if not path.is_file():
-        raise UsageError(f"cannot read {path}: there is no such file")
+        raise UsageError(f"data.{name}: cannot read {path}: there is no such file")
     try:
         marked = {key: value for key, value in runpy.run_path(str(path)).items() if getattr(value, _MARK, False)}
         rows = list(marked[name]()) if name in marked else []

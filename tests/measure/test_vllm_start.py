@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from cs_localize.measure.vllm import VLLMEngine
 from cs_localize.measure.vllm.engine import _bind_ranks, _outcome, check_canary
 from cs_localize.measure.vllm.start import TESTED_VLLM, check_start, check_version, in_one_line, told_by_worker
 from cs_localize.models import random_model
-from cs_localize.outcomes import Item
+from cs_localize.outcomes import Item, Outcome
 from tests.measure.conformance import check_refused_specs
 
 SPEC = EngineSpec("vllm", "unread", "x", ModelShape(layers=2, heads=4, kv_heads=2, head_dim=3, ffn=6))
@@ -177,6 +177,32 @@ def test_a_canary_that_is_off_tells_how_far_and_whether_rounding_can_do_that(dty
     )
     with pytest.raises(MeasurementError, match="scored nan nats"):
         check_canary("the canary", math.nan, -3.0, "at start-up", 0.15, dtype)
+
+
+@pytest.mark.parametrize(("zeroed", "heads", "neurons"), [("head", 0.125, 1.0), ("neuron", 1.0, -0.0625)])
+def test_ablations_that_hardly_move_the_canary_are_refused_with_the_change_and_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, zeroed: str, heads: float, neurons: float
+) -> None:
+    def generate(engine: VLLMEngine, requests: Sequence[Request]) -> list[Outcome]:
+        moved = [neurons if asked.ablation.neurons else heads if asked.ablation.heads else 0.0 for asked in requests]
+        return [Outcome(-3.0 - change, False, "", 1) for change in moved]
+
+    monkeypatch.setattr(VLLMEngine, "_generate", generate)
+    monkeypatch.setattr(VLLMEngine, "_generated_canary", lambda engine: ((1, 2, 3), -3.0))
+    engine = VLLMEngine.__new__(VLLMEngine)  # no model is loaded
+    engine.shape, engine._dtype = SPEC.shape, "float32"
+
+    def calibrate() -> None:
+        engine._canaries = engine._calibrate()
+        engine._calibrate_neurons()
+
+    with pytest.raises(MeasurementError) as refused:
+        calibrate()
+
+    change = f"{abs(heads if zeroed == 'head' else neurons):.3f}"
+    assert str(refused.value).startswith(
+        f"zeroing every {zeroed} moves the canary by {change} nats, and more than 0.2 is needed: ablations"
+    )
 
 
 def fail(error: Exception) -> None:

@@ -14,6 +14,7 @@ from cs_localize.errors import MeasurementError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.geometry import Share
 from cs_localize.measure.protocol import Request, check_ablation, check_tokens
+from cs_localize.measure.sockets import check_vllm_sockets
 from cs_localize.measure.spec import EngineSpec, check_options
 from cs_localize.measure.vllm.options import worker_options
 from cs_localize.measure.vllm.start import check_start, in_one_line
@@ -151,7 +152,7 @@ class VLLMEngine:
         baseline, ablated = (outcome.score for outcome in self._generate(pair))
         gap = abs(baseline - ablated)
         if not gap > _LEAST_CANARY_GAP:
-            raise MeasurementError(f"zeroing every head moves the canary by {gap:.3f} nats: ablations take no effect")
+            raise no_effect("head", gap)
         check_canary("the canary", baseline, generated, "when it was generated", gap / 4, self._dtype)
         return (pair[0], baseline), (pair[1], ablated)
 
@@ -186,7 +187,7 @@ class VLLMEngine:
             gap = abs(baseline - outcome.score)
             if gap > _LEAST_CANARY_GAP:
                 return canary, outcome.score
-        raise MeasurementError(f"zeroing every neuron moves the canary by {gap:.3f} nats: ablations take no effect")
+        raise no_effect("neuron", gap)
 
     def _check_canaries(self, outcomes: Sequence[Outcome]) -> None:
         """Checks the canaries of one call: the first two, and that of neurons where it went along."""
@@ -222,6 +223,19 @@ class VLLMEngine:
         return outputs
 
 
+def no_effect(zeroed: str, gap: float) -> MeasurementError:
+    """The error of an engine whose ablations change too little to be told from none.
+
+    Args:
+        zeroed: of what every one was zeroed.
+        gap: nats that the canary's score changed by.
+    """
+    return MeasurementError(
+        f"zeroing every {zeroed} moves the canary by {gap:.3f} nats, and more than {_LEAST_CANARY_GAP} is needed: "
+        "ablations take no effect, or less than can be told from rounding; set engine.name to hf, or ask another model"
+    )
+
+
 def check_canary(name: str, scored: float, expected: float, when: str, tolerance: float, dtype: str) -> None:
     """Refuses a canary that is not where it was.
 
@@ -253,6 +267,8 @@ def _check_spec(spec: EngineSpec) -> None:
     if (code := spec.settings.get("model_impl", "auto")) not in _MODEL_IMPLS:
         raise UsageError(f"model_impl '{code}' is not one of {', '.join(_MODEL_IMPLS)}")
     _check_ranks(spec.shape, spec.resources.get("tensor_parallel", 1))
+    if spec.resources.get("tensor_parallel", 1) != 1:
+        check_vllm_sockets()  # each rank is a process of its own
     check_start()
     shape = read_shape(Path(spec.model_dir))
     if shape != spec.shape:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from cs_localize.config import check_yaml_folder
 from cs_localize.errors import UsageError, one_line
 from cs_localize.sandbox import unavailable
 from cs_localize.tasks.harness.code import executes, with_stand_ins
@@ -36,19 +37,19 @@ def known_names(include_path: str | None = None) -> frozenset[str]:
     lm-eval's own index of them takes many seconds; this tells a misspelt name at once.
 
     Raises:
-        UsageError: if there is no such folder, or a YAML file in it cannot be read.
+        UsageError: if there is no such folder, it holds no YAML file, or one that cannot be read.
     """
     return frozenset(name for folder in _roots(include_path) for name in _scan(folder))
 
 
 def check_folder(include_path: str | None) -> None:
-    """Refuses a folder of the user's own tasks that does not exist.
+    """Refuses a folder of the user's own tasks that does not exist or holds no YAML file.
 
     Raises:
-        UsageError: if there is no such folder.
+        UsageError: if so.
     """
-    if include_path is not None and not Path(include_path).is_dir():
-        raise UsageError(f"lm_eval.include_path: there is no folder {include_path}")
+    if include_path is not None:
+        check_yaml_folder(Path(include_path))
 
 
 def _roots(include_path: str | None) -> list[Path]:

@@ -48,6 +48,17 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         assert f"there is no folder {tmp_path / 'none'}" in refusal(name, tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["hellaswag", "own_word"])
+def test_a_folder_without_a_yaml_file_is_named_whatever_is_asked(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    assert refusal(name, folder) == f"lm_eval.include_path: the folder {folder} is empty"
+    (folder / "own_word.yml").write_text("task: own_word\n", encoding="utf-8")
+    assert refusal(name, folder) == f"lm_eval.include_path: the folder {folder} holds no file that ends in .yaml"
+    (folder / "file.yaml").touch()
+    assert refusal(name, folder / "file.yaml") == f"lm_eval.include_path: {folder / 'file.yaml'} is no folder"
+
+
 def test_a_yaml_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     write_word_task(tmp_path)
     (tmp_path / "gone.yaml").symlink_to("nowhere")
