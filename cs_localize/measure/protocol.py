@@ -130,13 +130,14 @@ def check_ablation(request: Request, shape: ModelShape, means: str) -> None:
         )
 
 
-def check_tokens(request: Request, vocabulary: int, context: int) -> None:
+def check_tokens(request: Request, vocabulary: int, context: int, limit: str = "the model's context") -> None:
     """Refuses what a model cannot be asked.
 
     Args:
         request: what is asked.
         vocabulary: how many token ids the model has.
         context: most tokens of a prompt with its answer.
+        limit: what sets that, for the message.
 
     Raises:
         UsageError: if the prompt, or the answer to be scored, is empty, holds other token ids, or is too long; or if
@@ -155,7 +156,7 @@ def check_tokens(request: Request, vocabulary: int, context: int) -> None:
         raise UsageError(f"{where} has token ids outside 0..{vocabulary - 1}; tokenize it for this model")
     length = len(tokens) + (0 if scored else request.max_tokens)
     if length > context:
-        raise UsageError(f"{where} needs {length} tokens, the model's context has {context}")
+        raise UsageError(f"{where} needs {length} tokens, {limit} has room for {context}")
 
 
 class Measurer(Protocol):

@@ -60,9 +60,9 @@ def check_refused_requests(engine: Engine, request: Request) -> None:
         ({"answer_ids": ()}, "has an empty answer"),
         ({"answer_ids": (10**6,)}, "has token ids outside 0"),
         ({"prompt_ids": (-1,)}, "has token ids outside 0"),
-        ({"prompt_ids": request.prompt_ids * 10**4}, "the model's context has"),
+        ({"prompt_ids": request.prompt_ids * 10**4}, "the model's context has room for"),
         ({"mode": "generate", "max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"mode": "generate", "max_tokens": 10**6}, "the model's context has"),
+        ({"mode": "generate", "max_tokens": 10**6}, "the model's context has room for"),
     ):
         with pytest.raises(UsageError, match=message):
             engine.measure([request, replace(request, **change)])  # type: ignore[arg-type]

@@ -276,8 +276,8 @@ def test_generation_ends_with_a_newline_or_the_end_of_sequence_and_text_stops_be
     [
         ({"prompt_ids": ()}, "empty prompt"),
         ({"answer_ids": ()}, "empty answer"),
-        ({"prompt_ids": (4,) * 80}, "context has 64"),
-        ({"mode": "generate", "max_tokens": 60}, "context has 64"),
+        ({"prompt_ids": (4,) * 80}, "context has room for 64"),
+        ({"mode": "generate", "max_tokens": 60}, "context has room for 64"),
         ({"mode": "generate", "max_tokens": 0}, "max_tokens"),
         ({"prompt_ids": (400,)}, "outside 0..39"),
         ({"ablation": Ablation.of([Head(3, 0)])}, "L3H0 is out of range"),

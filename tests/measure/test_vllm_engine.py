@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,15 @@ from cs_localize.models import random_model, read_shape, resolve
 from cs_localize.models.files import fingerprint
 from cs_localize.outcomes import Item, Outcome
 from tests.measure.process import in_process
-from tests.measure.vllm_child import Answers, answer_named, conform, crowd, damage_of_heads, study
+from tests.measure.vllm_child import (
+    Answers,
+    answer_in_what_fits,
+    answer_named,
+    conform,
+    crowd,
+    damage_of_heads,
+    study,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.model]
 
@@ -252,3 +262,18 @@ def test_requests_cut_into_chunks_and_preempted_succeed_with_the_same_outcome(tm
     for outcomes in (alone, together):
         assert max(differences(outcomes[1::2], expected[1::2])) < 1e-3
         assert [outcome.correct for outcome in outcomes] == [outcome.correct for outcome in expected]
+
+
+def test_a_context_that_the_cache_cannot_hold_is_cut_to_what_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    spec = tiny(tmp_path, "llama", max_num_seqs=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4_000_000}))
+    requests = random_requests(3, 20, 3)
+    outcomes, refused = in_process(answer_in_what_fits, spec, requests)
+    assert max(differences(outcomes, load_engine(spec.in_transformers()).measure(requests))) < 1e-3
+    assert re.match(
+        r"UsageError: item '0' .* needs 2000003 tokens, the KV cache \(engine\.kv_cache_gib on a CPU", refused
+    )

@@ -74,7 +74,7 @@ def test_in_several_processes_it_agrees_with_transformers_and_faults_raise(
 
 @pytest.mark.full
 def test_an_llm_of_two_ranks_does_not_answer_once_the_second_has_lost_a_hook(tmp_path: Path) -> None:
-    answered, raised = in_process(answer_through_llm, str(random_model(tmp_path, "llama")))
+    answered, raised = in_process(answer_through_llm, tiny(tmp_path, "llama"))
     assert answered
     assert raised
 

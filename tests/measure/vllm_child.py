@@ -173,7 +173,7 @@ def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[l
     preempted: set[str] = set()
 
     def small(**options: object) -> vllm.LLM:
-        return whole(**options, num_gpu_blocks_override=blocks, max_model_len=64)
+        return whole(**{**options, "num_gpu_blocks_override": blocks, "max_model_len": 64})
 
     def noted(self: Scheduler, request: Any, *args: object, **options: object) -> object:  # noqa: ANN401  # vLLM's
         preempted.add(request.cache_salt)
@@ -186,6 +186,13 @@ def crowd(spec: EngineSpec, requests: Sequence[Request], blocks: int) -> tuple[l
     assert not preempted
     together = engine.measure(requests)
     return alone, together, {i for i, request in enumerate(requests) if request.ablation.key in preempted}
+
+
+def answer_in_what_fits(spec: EngineSpec, requests: Sequence[Request]) -> tuple[list[Outcome], str]:
+    """Outcomes of a model whose context the KV cache cannot hold, and what a request of two million tokens raises."""
+    engine = load_engine(spec)
+    long = replace(requests[0], prompt_ids=requests[0].prompt_ids[:1] * 2_000_000)
+    return engine.measure(requests), message_of(lambda: engine.measure([long]))
 
 
 def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) -> tuple[list[Outcome], dict[str, str]]:
@@ -203,14 +210,14 @@ def answer_split(spec: EngineSpec, batch: Sequence[Request], own_process: bool) 
     return outcomes, {**faults, "hook": message_of(lambda: engine.measure(batch))}
 
 
-def answer_through_llm(model: str) -> tuple[bool, str]:
+def answer_through_llm(spec: EngineSpec) -> tuple[bool, str]:
     """Whether an ``LLM`` of two ranks answers, and what it raises when the second has lost a hook."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that removes a hook
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     from vllm import LLM, SamplingParams
 
-    options = llm_options(model)
+    options = llm_options(spec.model_dir)
     llm: Any = LLM(**options, tensor_parallel_size=2, distributed_executor_backend="mp", enforce_eager=True)
     params = SamplingParams(max_tokens=1, extra_args=ablation_args(["L0H0"], model_shape(llm)))
     answered = len(llm.generate(["abc"], params, use_tqdm=False)) == 1

@@ -41,6 +41,7 @@ _RESOURCES = {
 _MODEL_IMPLS = ("auto", "vllm", "transformers")
 _CANARY_PROMPT = tuple(range(5, 18))  # any tokens do: what counts is that they stay the same
 _CANARY_TOKENS = 3  # of its answer; with the prompt fewer than a block, so that no cache serves a row
+_CACHE = "the KV cache (engine.kv_cache_gib on a CPU, engine.gpu_memory_utilization on a GPU)"
 _LEAST_CANARY_GAP = 0.2  # nats between the two canaries, so that bf16 noise cannot turn one into the other
 
 
@@ -78,6 +79,8 @@ class VLLMEngine:
             self._llm = _load(spec, self._neuron_slots)
             self.architecture: str = self._llm.collective_rpc("architecture")[0]
             self._model = self._llm.llm_engine.vllm_config.model_config
+            whole = getattr(self._model.hf_text_config, "max_position_embeddings", 0)
+            self._limit = _CACHE if self._model.max_model_len < whole else "the model's context"
             self._dtype = str(self._model.dtype).removeprefix("torch.")
             self._measure_means(spec.mean_prompts)
             self._canaries = self._calibrate()
@@ -94,7 +97,7 @@ class VLLMEngine:
             raise MeasurementError("an earlier call of this engine broke off, and vLLM is in mid-step; load it anew")
         for request in requests:
             check_ablation(request, self.shape, self.means)
-            check_tokens(request, self._model.get_vocab_size(), self._model.max_model_len)
+            check_tokens(request, self._model.get_vocab_size(), self._model.max_model_len, self._limit)
         outcomes: dict[int, Outcome] = {}
         for chunk in _chunks(requests, self._neuron_slots):
             scales_neurons = any(requests[i].ablation.neurons for i in chunk)
@@ -313,6 +316,7 @@ def _load(spec: EngineSpec, neuron_slots: int) -> LLM:
         "logprobs_mode": "raw_logprobs",
         "enforce_eager": bool(resources.get("eager", True)),
         "tensor_parallel_size": ranks,
+        "max_model_len": -1,  # the model's, or as much of it as the KV cache has room for
         "max_num_seqs": int(resources.get("max_num_seqs", 128)),
         "block_size": int(resources.get("block_size", 32)),
         "gpu_memory_utilization": float(resources.get("gpu_memory_utilization", 0.9)),
