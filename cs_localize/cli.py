@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = verbs.add_parser("doctor", help="check this installation and prove that ablations take effect")
     doctor.add_argument("--model", default="smollm2-135m-instruct", help="model to prove it on (default: %(default)s)")
+    _add_set(doctor, "the engine to prove, such as engine.eager=false")
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -207,6 +208,6 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from cs_localize.doctor import diagnose
+    from cs_localize.doctor import diagnose, read_engine
 
-    return 0 if diagnose(arguments.model, sys.stdout) else 1
+    return 0 if diagnose(arguments.model, sys.stdout, engine=read_engine(tuple(arguments.set))) else 1

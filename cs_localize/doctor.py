@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,16 +12,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-from cs_localize.config import EngineConfig
+from cs_localize.config import EngineConfig, parse_study
 from cs_localize.errors import CsLocalizeError, UsageError
 from cs_localize.heads import Ablation, ModelShape, Neuron
 from cs_localize.measure.cluster import RaySession
-from cs_localize.measure.proof import agreement, answer_in_process, proof_requests, random_ablations, stock_answers
+from cs_localize.measure.proof import (
+    Agreement,
+    agreement,
+    answer_in_process,
+    proof_requests,
+    random_ablations,
+    stock_answers,
+)
 from cs_localize.measure.protocol import Request
 from cs_localize.measure.remote import run_on_worker
 from cs_localize.measure.spec import EngineSpec
 from cs_localize.measure.vllm.start import check_version
 from cs_localize.models import home
+from cs_localize.options import apply_overrides, dump_options
 from cs_localize.outcomes import Outcome
 from cs_localize.sandbox import unavailable
 from cs_localize.seeds import stream
@@ -36,13 +45,34 @@ _SCORE_DIFFERENCE = 0.05  # nats between two runs of one engine in the dtype of 
 _EXACT_DIFFERENCE = 0.01  # nats between two engines in float32
 
 
-def diagnose(model: str, stream: TextIO, task: str = "antonyms") -> bool:
+def read_engine(overrides: tuple[str, ...]) -> EngineConfig:
+    """The engine to prove, as ``engine.KEY=VALUE`` overrides of a study's say.
+
+    Raises:
+        UsageError: if an override is malformed, is none of the engine's, or asks for what the doctor does not prove.
+    """
+    options = apply_overrides({}, overrides)
+    for override in overrides:
+        if re.split("[.=]", override)[0] != "engine":
+            raise UsageError(
+                f"--set {override}: the doctor has options of the engine alone, such as engine.eager=false"
+            )
+    engine = parse_study({"model": "any", "tasks": ["any"], **options}, "doctor").engine
+    if engine.name != "vllm":
+        raise UsageError(f"engine.name {engine.name}: what the doctor proves is the engine vllm; leave it out")
+    if engine.workers not in (None, 1):
+        raise UsageError(f"engine.workers {engine.workers}: the doctor starts one engine at a time; leave it out")
+    return engine
+
+
+def diagnose(model: str, stream: TextIO, task: str = "antonyms", engine: EngineConfig | None = None) -> bool:
     """Prints one line a check.
 
     Args:
         model: the model to prove the engine on.
         stream: where to print.
         task: whose items the proof asks.
+        engine: the engine to prove, as ``read_engine`` gives it. Default: that of a study that says nothing of it.
 
     Returns:
         Whether every check passed.
@@ -66,7 +96,7 @@ def diagnose(model: str, stream: TextIO, task: str = "antonyms") -> bool:
         else "model-written code can be shut in: no network, no files of yours, limited time and memory",
     )
     try:
-        _prove(model, task, say)
+        _prove(model, task, engine or EngineConfig(), say)
     except CsLocalizeError as error:
         say(False, str(error))
     return healthy
@@ -94,16 +124,19 @@ def _check_packages(say: Callable[[bool, str], None]) -> None:
         )
 
 
-def _prove(model: str, task: str, say: Callable[[bool, str], None]) -> None:
-    spec, encoder = engine_spec(model, EngineConfig(), (task,))
+def _prove(model: str, task: str, engine: EngineConfig, say: Callable[[bool, str], None]) -> None:
+    items = get_task(task).split(0).search[: 2 * _ABLATIONS]
+    spec, encoder = engine_spec(model, engine, (task,), items)
     shape = spec.shape
     say(True, f"model {model}: {shape.layers} layers x {shape.heads} heads, {shape.kv_heads} KV heads")
-    if spec.dtype == "float32":
+    chosen = engine.model_dump(exclude_defaults=True)
+    options = ", ".join(f"{name}={dump_options(value).splitlines()[0]}" for name, value in chosen.items())
+    say(True, f"engine vllm: {options or 'the defaults of a study'}")
+    if spec.dtype == "float32" and engine.dtype == "auto":
         say(True, "studies run it in float32: this CPU has no instructions for bfloat16")
-    items = get_task(task).split(0).search[: 2 * _ABLATIONS]
-    scored = [Request(item, *encoder.encode(item), Ablation()) for item in items]
+    scored = [Request(item, *encoder.encode(item), Ablation(), means=spec.means) for item in items]
     with RaySession():
-        for passed, text in checks(_gather(spec, scored, encoder.context)):
+        for passed, text in checks(_gather(spec, engine, scored, encoder.context)):
             say(passed, text)
 
 
@@ -117,6 +150,7 @@ class Evidence:
         ablated: the same items under ablations of heads and of neurons.
         ablated_again: the same among unablated requests.
         counters: what the engine shows about its work on these.
+        kinds: what kind of ablation each of ``exact`` is under.
         exact: in float32 the requests of ``ablated``.
         prefixed: in float32 requests behind one long prefix, under two ablations and none, one after another.
         free: in float32 what it generates without an ablation.
@@ -131,6 +165,7 @@ class Evidence:
     ablated: Sequence[Outcome]
     ablated_again: Sequence[Outcome]
     counters: Mapping[str, float]
+    kinds: Sequence[str]
     exact: Sequence[Outcome]
     prefixed: Sequence[Outcome]
     free: Sequence[Outcome]
@@ -175,22 +210,32 @@ def checks(found: Evidence) -> Iterator[tuple[bool, str]]:
         f"no contamination through the cache: two ablations and none behind one prefix, {found.cached:.0f} tokens from "
         f"the cache, {prefix:.4f} nats from transformers",
     )
-    oracle = agreement(found.exact, found.oracle)
+    same_token = agreement(found.exact, found.oracle).same_token
+    apart = {kind: _of_kind(found, kind).score_difference for kind in dict.fromkeys(found.kinds)}
     yield (
-        oracle.same_token >= _SAME_TOKEN and oracle.score_difference <= _EXACT_DIFFERENCE,
-        f"agreement with transformers under the same ablations, in float32: {oracle.same_token:.1%} same next token, "
-        f"{oracle.score_difference:.4f} nats apart",
+        same_token >= _SAME_TOKEN and max(apart.values()) <= _EXACT_DIFFERENCE,
+        f"agreement with transformers under the same ablations, in float32: {same_token:.1%} same next token; nats "
+        f"apart: {', '.join(f'{kind} {nats:.4f}' for kind, nats in apart.items())}",
     )
 
 
-def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) -> Evidence:
+def _of_kind(found: Evidence, kind: str) -> Agreement:
+    """With transformers, under the ablations of one kind."""
+    chosen = [i for i, other in enumerate(found.kinds) if other == kind]
+    return agreement([found.exact[i] for i in chosen], [found.oracle[i] for i in chosen])
+
+
+def _gather(spec: EngineSpec, engine: EngineConfig, scored: Sequence[Request], context: int | None) -> Evidence:
     """Asks the engine in the dtype of a study and in float32, transformers, and vLLM as it is."""
-    ablated = proof_requests(scored, _ablations(spec.shape))
+    kinds = {ablation: kind for kind, ablations in _ablations(spec.shape).items() for ablation in ablations}
+    ablated = proof_requests(scored, list(kinds))
     plain = [replace(request, ablation=Ablation()) for request in ablated]
     mixed = [request for pair in zip(ablated, plain, strict=True) for request in pair]
     prefixed = _prefixed(scored[0], ablated, context)
     free = [replace(request, mode="generate", max_tokens=_FREE_TOKENS) for request in scored]
-    exact, (_, threads, gpus) = replace(spec, dtype="float32"), fleet_size(EngineConfig(workers=1))
+    exact = replace(spec, dtype="float32")
+    _, threads, gpus = fleet_size(engine.model_copy(update={"workers": 1}))
+    _, cores, _ = fleet_size(EngineConfig(name="hf", workers=1))  # all of them, also where vLLM has a GPU
     (first, backwards, alone, together), (*_, counters) = run_on_worker(
         answer_in_process, spec, [plain, plain[::-1], ablated, mixed], cores=threads, gpus=gpus
     )
@@ -199,7 +244,7 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
     )
     stock = run_on_worker(stock_answers, exact, free, cores=threads, gpus=gpus)
     (oracle, *oracle_behind), _ = run_on_worker(
-        answer_in_process, spec.in_transformers(), [ablated, *prefixed], cores=threads
+        answer_in_process, spec.in_transformers(), [ablated, *prefixed], cores=cores
     )
     return Evidence(
         plain=first,
@@ -207,6 +252,7 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
         ablated=alone,
         ablated_again=together[0::2],
         counters=counters,
+        kinds=[kinds[request.ablation] for request in ablated],
         exact=masked,
         prefixed=[outcome for (outcome,) in behind],
         free=unablated,
@@ -217,11 +263,17 @@ def _gather(spec: EngineSpec, scored: Sequence[Request], context: int | None) ->
     )
 
 
-def _ablations(shape: ModelShape) -> list[Ablation]:
-    """Random heads, and every tenth neuron, four times."""
-    heads = random_ablations(shape, _ABLATIONS - 4, max(1, shape.n_heads // 20), stream(0, "doctor"))
+def _ablations(shape: ModelShape) -> dict[str, list[Ablation]]:
+    """By kind: random heads scaled and replaced by their means, and every tenth neuron, four times."""
+    zeroed = random_ablations(shape, _ABLATIONS - 4, max(1, shape.n_heads // 20), stream(0, "doctor"))
+    heads = [[head for head, _ in ablation.heads] for ablation in zeroed]
     neurons = [Neuron(layer, n) for layer in range(shape.layers) for n in range(shape.ffn)]
-    return heads + [Ablation.of(neurons=neurons[first::10]) for first in range(4)]
+    return {
+        "heads zeroed": zeroed[4:],
+        "halved": [Ablation.of(some, scale=0.5) for some in heads[:2]],
+        "replaced by their means": [Ablation.to_mean(some) for some in heads[2:4]],
+        "neurons zeroed": [Ablation.of(neurons=neurons[first::10]) for first in range(4)],
+    }
 
 
 def _prefixed(request: Request, ablated: Sequence[Request], context: int | None) -> list[list[Request]]:

@@ -139,14 +139,34 @@ def test_every_public_name_is_there_and_no_other() -> None:
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a script of a user's gets from vLLM, from transformers, and from vLLM opened again."""
-    model = random_model(tmp_path_factory.mktemp("model"), "llama")
-    command = [sys.executable, "-m", "tests.engine_child", str(model)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(random_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def python(*arguments: str) -> list[str]:
+    """The lines that a module prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def printed(model: str) -> dict[str, Any]:
+    """What a script of a user's gets from vLLM, from transformers, and from vLLM opened again."""
+    found: dict[str, Any] = json.loads(python("tests.engine_child", model)[-1])
     return found
+
+
+@pytest.mark.vllm
+@pytest.mark.model
+def test_the_example_prints_what_each_ablation_takes_from_the_answer(model: str) -> None:
+    lines = [line.split(maxsplit=3) for line in python("examples.engine", model)]
+    assert [names for names, *_ in lines] == ["none", "L0H0", "L0", "L0H0=0.5,L1H2", "L0H0=mean", "none"]
+    none, *ablated, again = (float(change) for _, change, *_ in lines)
+    assert (none, again) == pytest.approx((0, 0), abs=2e-3)
+    assert min(map(abs, ablated)) > 0.01
+    assert len(set(ablated)) == len(ablated)
+    assert lines[0][-1] == lines[-1][-1]
 
 
 @pytest.mark.vllm

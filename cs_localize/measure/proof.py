@@ -97,17 +97,26 @@ def answer_in_process(
 
 
 def stock_answers(spec: EngineSpec, requests: Sequence[Request]) -> list[Outcome]:
-    """What vLLM generates as anyone runs it, without this package's worker. For ``run_on_worker``."""
+    """What vLLM generates with the spec's options, without this package's worker. For ``run_on_worker``."""
+    from cs_localize.measure.vllm.engine import _bind_ranks
+
+    ranks = int(spec.resources.get("tensor_parallel", 1))
+    _bind_ranks(ranks)  # before vLLM is imported, and as for our own engine
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
     options: dict[str, Any] = {
         "model": spec.model_dir,
         "dtype": spec.dtype,
-        "enforce_eager": True,
+        "trust_remote_code": bool(spec.settings.get("trust_remote_code", False)),
+        "model_impl": str(spec.settings.get("model_impl", "auto")),
+        "enforce_eager": bool(spec.resources.get("eager", True)),
+        "tensor_parallel_size": ranks,
         "gpu_memory_utilization": float(spec.resources.get("gpu_memory_utilization", 0.9)),
         "disable_log_stats": True,
     }
+    if ranks > 1:
+        options["distributed_executor_backend"] = "mp"  # Ray would want a second place for what a worker has already
     llm = LLM(**options)
     outputs = llm.generate(
         [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests],

